@@ -1,0 +1,67 @@
+# The front door. Every target sets up what it needs, once, in .venv; `PYTHON=` chooses the interpreter (3.11 or later).
+#
+#   make audit    audit every family on this machine
+#   make test     lint, types, import contract, schema drift, tests
+#   make lint     the part of `make test` before the tests
+#   make schema   write schemas/ anew
+#   make records  audit every family and store the evidence
+#   make setup    only set up
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready-$(shell uname -s)
+PYTEST_ARGS ?= -n 2 --dist loadgroup
+
+# MLX needs a named backend on Linux; on macOS the plain package brings Metal.
+ifeq ($(shell uname -s),Darwin)
+EXTRAS ?= dev
+else
+EXTRAS ?= cpu,dev
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test audit lint schema records clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is missing or older than Python 3.11; name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@if command -v uv >/dev/null 2>&1; then \
+	  set -ex; \
+	  test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
+	  uv pip install --quiet --python $(BIN)/python -e '.[$(EXTRAS)]'; \
+	else \
+	  set -ex; \
+	  test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV); \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'; \
+	fi
+	@touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mlx-audit schema --check schemas/manifest.schema.json
+
+test: lint
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+audit: $(STAMP)
+	$(BIN)/mlx-audit doctor
+	$(BIN)/mlx-audit validate
+	$(BIN)/mlx-audit run --all
+
+schema: $(STAMP)
+	$(BIN)/mlx-audit schema -o schemas/manifest.schema.json
+
+records: $(STAMP)
+	$(BIN)/mlx-audit run --all --record
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,49 @@
+"""`mlx-audit list`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlx_audit import resources
+from mlx_audit.cli import application
+from mlx_audit.manifests import load_manifests
+
+
+def test_the_table_has_a_row_a_variant() -> None:
+    result = CliRunner().invoke(application(), ["list"])
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines()[1:]]
+    wanted = [[manifest.family, name] for manifest in load_manifests() for name in manifest.variants]
+    assert [row[:2] for row in rows] == wanted
+    assert ["llama", "sliding", "reordered", "undecided"] in [row[:4] for row in rows]
+
+
+def test_json_is_a_matrix_for_ci() -> None:
+    result = CliRunner().invoke(application(), ["list", "--json"])
+    assert result.exit_code == 0
+    rows = {(row["family"], row["variant"]): row for row in json.loads(result.stdout)["include"]}
+    full = rows["llama", "full"]
+    assert full["claims"] == {"compiled_decode": "capable"}
+    assert full["rope"]["dynamic"] == "undecided"
+    assert full["exactness"] == "exact"
+    assert isinstance(full["record"], str)
+
+
+def test_an_empty_folder_collects_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "model_audits", lambda: tmp_path)
+    for verb in ("list", "validate"):
+        result = CliRunner().invoke(application(), [verb])
+        assert result.exit_code == 3
+        assert "found" in result.stderr
+
+
+def test_a_broken_manifest_stops_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.yaml").write_text("family: [\n")
+    monkeypatch.setattr(resources, "model_audits", lambda: tmp_path)
+    result = CliRunner().invoke(application(), ["list"])
+    assert result.exit_code == 2
+    assert "broken.yaml:2:1: not YAML" in result.stderr

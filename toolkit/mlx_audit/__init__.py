@@ -1,0 +1,35 @@
+"""mlx-audit: declare and prove which LLM families may run compiled decoding on MLX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlx_audit.adapters import FixedCapacityKVCacheProviding, adapter_for
+    from mlx_audit.caches import FixedCapacityCache, FixedCapacityKVCache
+    from mlx_audit.decode import CompiledDecodeSession
+
+__all__ = [
+    "CompiledDecodeSession",
+    "FixedCapacityCache",
+    "FixedCapacityKVCache",
+    "FixedCapacityKVCacheProviding",
+    "adapter_for",
+]
+
+_HOMES = {
+    "CompiledDecodeSession": "decode",
+    "FixedCapacityCache": "caches",
+    "FixedCapacityKVCache": "caches",
+    "FixedCapacityKVCacheProviding": "adapters",
+    "adapter_for": "adapters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names on first use: the command line must start without MLX."""
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"mlx_audit.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,181 @@
+"""What a module holds, as data: its parameters as named slots, and a snapshot that shows and undoes changes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_LEAVES = _PLAIN | {mx.array}
+_CONTAINERS = (dict, list)
+_ABSENT = object()
+
+
+class Slot(NamedTuple):
+    """A place in the module tree that holds one parameter."""
+
+    path: str
+    container: Any
+    key: Any
+
+
+def parameter_slots(model: nn.Module) -> list[Slot]:
+    """Return the place of every parameter, sorted by path.
+
+    A compiled step tells parameters apart by their order alone, so it must not be that of the attributes, which
+    deleting one and setting it anew changes. Parameters are MLX's own notion: arrays in the module tree whose attribute name does not start with `_`.
+    """
+    slots: list[Slot] = []
+    seen: set[int] = set()
+    # Depth first with an explicit stack: this walk runs before every compiled call.
+    stack: list[tuple[str, Any]] = [("", model)]
+    while stack:
+        prefix, container = stack.pop()
+        if id(container) in seen:
+            continue
+        seen.add(id(container))
+        is_module = isinstance(container, nn.Module)
+        for key, value in container.items() if isinstance(container, dict) else enumerate(container):
+            if is_module and str(key)[0] == "_":
+                continue
+            if type(value) is mx.array:
+                slots.append(Slot(f"{prefix}{key}", container, key))
+            elif isinstance(value, _CONTAINERS):
+                stack.append((f"{prefix}{key}.", value))
+    slots.sort(key=operator.itemgetter(0))
+    return slots
+
+
+class Change(NamedTuple):
+    """One attribute, key or element that is not what it was."""
+
+    path: str
+    container: Any
+    key: Any
+    old: Any
+    new: Any
+
+    @property
+    def concerns_arrays(self) -> bool:
+        """Whether an array came, went or was replaced, inside a container too."""
+        return _has_array(self.old) or _has_array(self.new)
+
+
+class ModuleState:
+    """A snapshot of everything that hangs on a module: arrays, Python values, and containers of both.
+
+    The model's forward may write attributes (a memoized mask, a position counter). While it is traced such a write
+    leaves a placeholder behind; `changes` names what was written and `undo` puts it back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._containers = [(path, container, _copy(container)) for path, container in _containers(model)]
+
+    def changes(self) -> list[Change]:
+        """Return what was added, removed or bound to another value since the snapshot."""
+        found: list[Change] = []
+        for path, container, old in self._containers:
+            values, now = _values(old), _values(container)
+            if len(values) == len(now) and all(map(operator.is_, values, now)):
+                continue
+            found += _differences(path, container, old)
+        return found
+
+    def array_changes(self) -> list[Change]:
+        """Return the changes that concern arrays.
+
+        MLX keeps a module's arrays apart from its Python attributes, so `None` that became an array is two changes.
+        """
+        found = self.changes()
+        paths = {change.path for change in found if change.concerns_arrays}
+        return [change for change in found if change.path in paths]
+
+    def restore(self) -> None:
+        """Undo all changes."""
+        self.undo(self.changes())
+
+    @staticmethod
+    def undo(changes: Iterable[Change]) -> None:
+        """Put the old values of `changes` back."""
+        listed = list(changes)
+        for change in reversed(listed):
+            if change.old is _ABSENT:
+                _remove(change.container, change.key)
+        for change in listed:
+            if change.old is not _ABSENT:
+                _assign(change.container, change.key, change.old)
+
+
+def _containers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield each dict and list below a module, and the attributes of modules and plain objects, with its path."""
+    seen: set[int] = set()
+    stack: list[tuple[str, Any]] = [("", model)]
+    while stack:
+        path, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        prefix = f"{path}." if path else ""
+        if isinstance(value, dict | list | tuple):
+            if not isinstance(value, tuple):
+                yield path, value
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                if type(item) not in _LEAVES:
+                    stack.append((f"{prefix}{key}", item))
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict) and not isinstance(value, type | ModuleType):
+            stack.append((path, attributes))
+
+
+def _copy(container: Any) -> Any:
+    return list(container) if isinstance(container, list) else dict(container.items())
+
+
+def _values(container: Any) -> list[Any]:
+    return container if isinstance(container, list) else list(container.values())
+
+
+def _differences(path: str, container: Any, old: Any) -> Iterator[Change]:
+    before = dict(enumerate(old)) if isinstance(old, list) else old
+    after = dict(enumerate(container)) if isinstance(container, list) else container
+    for key in [*before, *(key for key in after if key not in before)]:
+        was, now = before.get(key, _ABSENT), after.get(key, _ABSENT)
+        if was is not now and not _equal(was, now):
+            yield Change(f"{path}.{key}" if path else str(key), container, key, was, now)
+
+
+def _equal(old: Any, new: Any) -> bool:
+    return type(old) is type(new) and type(old) in _PLAIN and (old == new or old != old)
+
+
+def _has_array(value: Any, depth: int = 4) -> bool:
+    if isinstance(value, mx.array):
+        return True
+    if depth == 0 or type(value) in _PLAIN:
+        return False
+    if isinstance(value, dict):
+        return any(_has_array(item, depth - 1) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_array(item, depth - 1) for item in value)
+    return _has_array(getattr(value, "__dict__", None), depth - 1)
+
+
+def _remove(container: Any, key: Any) -> None:
+    """Take a key, or an element and those after it, away again."""
+    if isinstance(container, list):
+        del container[key:]
+    else:
+        container.pop(key, None)
+
+
+def _assign(container: Any, key: Any, value: Any) -> None:
+    """Put `value` back at `key`; elements cut off a list are put back first to last."""
+    if isinstance(container, list) and key >= len(container):
+        container.append(value)
+    else:
+        container[key] = value

@@ -1,0 +1,223 @@
+"""From the events of one child to the results of one target, also when the child dies on the way."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import Any
+
+from mlx_audit.audit.events import (
+    CheckFinished,
+    CheckStarted,
+    Done,
+    Event,
+    Failed,
+    Planned,
+    PlannedCheck,
+    PlannedSubject,
+    SubjectFinished,
+    SubjectStarted,
+)
+from mlx_audit.audit.request import Request
+from mlx_audit.evidence.digests import file_digest, model_digest, toolkit_digest
+from mlx_audit.evidence.results import CheckResult, ClaimResult, Environment, Result
+from mlx_audit.evidence.verdict import Verdict, decide
+from mlx_audit.manifests import load_manifest
+
+
+class Assembly:
+    """Takes the events of one target and makes its results.
+
+    Attributes:
+        planned: What the child said it would do, or None before it did.
+        failed: Why the target cannot be audited at all, or None.
+        ended: Whether the child said that nothing more comes.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.planned: Planned | None = None
+        self.failed: Failed | None = None
+        self.ended = False
+        self._found: list[dict[str, CheckResult]] = []
+        self._seconds: dict[int, float] = {}
+        self._running: CheckStarted | None = None
+        self._subject = 0
+        self._started = time.monotonic()
+        self._death = ""
+        self._digests: dict[str, str] = {}
+
+    def receive(self, event: Event) -> None:
+        """Take the next event."""
+        match event:
+            case Planned():
+                self.planned = event
+                self._found = [{} for _ in event.subjects]
+                # Now, while the child works: it takes a while.
+                self._digests = self._current_digests()
+            case SubjectStarted():
+                self._subject, self._started = event.subject, time.monotonic()
+            case CheckStarted():
+                self._running = event
+            case CheckFinished():
+                self._running = None
+                self._found[event.subject][event.check.code] = event.check
+            case SubjectFinished():
+                self._seconds[event.subject] = event.seconds
+            case Failed():
+                self.failed, self.ended = event, True
+            case Done():
+                self.ended = True
+
+    @property
+    def environment(self) -> Environment | None:
+        """Where the child ran."""
+        return self.planned.environment if self.planned is not None else None
+
+    @property
+    def running(self) -> str:
+        """The code of the check that is being run; empty between checks."""
+        return self._running.code if self._running is not None else ""
+
+    @property
+    def current(self) -> str:
+        """The configuration being worked on; empty before the plan."""
+        return self.planned.subjects[self._subject].configuration if self.planned is not None else ""
+
+    def died(self, how: str, where: str | None, last_line: str) -> None:
+        """Note that the process is gone: the running check failed, the rest was not run.
+
+        Args:
+            how: Such as `the process died with SIGABRT (signal 6)`.
+            where: File:line of the model's code, where it is known.
+            last_line: The last line that the process wrote to stderr.
+        """
+        self.ended = True
+        during = f" during {self.running}" if self.running else f" {self._phase()}"
+        self._death = how + during + (f": {last_line}" if last_line else "")
+        self._seconds.setdefault(self._subject, round(time.monotonic() - self._started, 3))
+        if self.planned is None:
+            return
+        # Between checks the next one takes the blame, so that a death never passes.
+        index, code = self._next()
+        if code is not None:
+            check = next(c for c in self.planned.subjects[index].checks if c.code == code)
+            self._found[index][code] = _result(check, "fail", self._death, where=where)
+
+    def results(self) -> list[Result]:
+        """Return one result for each reported subject."""
+        if self.planned is None:
+            return [self._unplanned(subject) for subject in self._names()] if self._death else []
+        self._complete()
+        return [
+            self._result(index, subject)
+            for index, subject in enumerate(self.planned.subjects)
+            if subject.reported
+        ]
+
+    def _phase(self) -> str:
+        return "while the model was loaded" if self.planned is None else "between two checks"
+
+    def _next(self) -> tuple[int, str | None]:
+        """The first check without a result, the running one where there is one."""
+        if self._running is not None:
+            return self._running.subject, self._running.code
+        assert self.planned is not None
+        for index, subject in enumerate(self.planned.subjects):
+            for check in subject.checks:
+                if check.code not in self._found[index]:
+                    return index, check.code
+        return 0, None
+
+    def _complete(self) -> None:
+        """Give every planned check that has no result one that says so."""
+        assert self.planned is not None
+        for subject, found in zip(self.planned.subjects, self._found, strict=True):
+            for check in subject.checks:
+                if check.code not in found:
+                    found[check.code] = _result(check, "not-run", "the process died")
+
+    def _result(self, index: int, subject: PlannedSubject) -> Result:
+        checks = [self._reproducible(check, subject) for check in self._checks(index, subject)]
+        verdict = decide(checks, limits=subject.limits, partial=self.request.options.partial)
+        return self._make(subject, verdict, checks, self._seconds.get(index, 0.0))
+
+    def _make(
+        self,
+        subject: PlannedSubject,
+        verdict: Verdict,
+        checks: list[CheckResult],
+        seconds: float,
+    ) -> Result:
+        claim = ClaimResult(claimed=subject.claimed, verdict=verdict.name, reason=verdict.reason)
+        return Result(
+            target=self.request.text,
+            family=self.request.family,
+            variant=subject.variant,
+            configuration=subject.configuration,
+            verdict=verdict.name,
+            reason=verdict.reason,
+            limits=subject.limits,
+            claims={"compiled_decode": claim},
+            checks=checks,
+            digests=self._digests,
+            seed=self.request.options.seed,
+            profile=self.request.options.profile,
+            seconds=seconds,
+        )
+
+    def _checks(self, index: int, subject: PlannedSubject) -> list[CheckResult]:
+        """A subject's own checks, then the numeric ones of the tiny configurations that it rests on."""
+        own = [self._found[index][check.code] for check in subject.checks]
+        borrowed: dict[str, CheckResult] = {}
+        for lender in subject.borrows:
+            assert self.planned is not None
+            name = self.planned.subjects[lender].configuration
+            for check in self._found[lender].values():
+                known = borrowed.get(check.code)
+                if check.tier == "numeric" and (known is None or known.status == "not-applicable"):
+                    borrowed[check.code] = check.model_copy(update={"figures": {"on": name, **check.figures}})
+        return own + list(borrowed.values())
+
+    def _reproducible(self, check: CheckResult, subject: PlannedSubject) -> CheckResult:
+        if check.status != "fail":
+            return check
+        return check.model_copy(update={"reproduce": self._command(check.code, subject)})
+
+    def _command(self, code: str, subject: PlannedSubject) -> str:
+        request, options = self.request, self.request.options
+        words = ["mlx-audit", "run", request.text]
+        config = request.config_path
+        if subject.published and request.manifest is not None:
+            config = load_manifest(request.manifest).configuration_path(subject.configuration)
+        words += ["--config", str(config)] if config is not None else []
+        words += ["--only", code, "--seed", str(options.seed), "--profile", options.profile]
+        words += ["--dtype", options.dtype] if options.dtype != "float32" else []
+        return shlex.join(words)
+
+    def _current_digests(self) -> dict[str, str]:
+        request = self.request
+        if request.file is not None:
+            return {"model": file_digest(request.file), "toolkit": toolkit_digest()}
+        assert request.module is not None, "a target has a module or a file"
+        return {"model": model_digest(request.module), "toolkit": toolkit_digest()}
+
+    def _names(self) -> list[PlannedSubject]:
+        """What would have been planned, for a child that died before it could say so."""
+        request = self.request
+        manifest = load_manifest(request.manifest) if request.manifest is not None else None
+        if manifest is None or request.config_name is not None:
+            return [PlannedSubject(variant="default", configuration=request.config_name or "given")]
+        return [
+            PlannedSubject(variant=name, configuration="tiny", claimed=variant.claims.compiled_decode)
+            for name, variant in manifest.variants.items()
+        ]
+
+    def _unplanned(self, subject: PlannedSubject) -> Result:
+        return self._make(subject, Verdict("not-capable", self._death), [], self._seconds.get(0, 0.0))
+
+
+def _result(check: PlannedCheck, status: Any, reason: str, *, where: str | None = None) -> CheckResult:
+    return CheckResult(
+        code=check.code, name=check.name, tier=check.tier, status=status, reason=reason, where=where
+    )

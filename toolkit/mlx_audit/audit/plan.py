@@ -1,0 +1,297 @@
+"""From a target to the subjects that its audit consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from mlx_audit.audit.events import PlannedCheck, PlannedSubject
+from mlx_audit.audit.request import Options, Request
+from mlx_audit.checks.base import Check, all_checks
+from mlx_audit.checks.profiles import PROFILES
+from mlx_audit.checks.subject import Subject
+from mlx_audit.errors import TargetError
+from mlx_audit.evidence.results import TIERS, Tier, VerdictName
+from mlx_audit.manifests import Manifest, load_configuration
+from mlx_audit.models.build import resolve_arguments
+from mlx_audit.models.modules import import_file, import_model
+from mlx_audit.models.rope import rope_kind, with_rope
+from mlx_audit.models.target import Target
+from mlx_audit.models.tiny import shrink
+
+_OWN_TIERS: tuple[Tier, ...] = ("static", "trace", "checkpoint")
+"""Tiers that look at a configuration of any size; the numeric tier looks at tiny ones."""
+
+
+@dataclass
+class Entry:
+    """A planned subject, the subject itself, and the checks to run on it.
+
+    Attributes:
+        planned: What the parent is told.
+        subject: What the checks look at; None when nothing can be run.
+        checks: In the order of `all_checks()`.
+        blocked: Why nothing can be run.
+        after: An entry whose results count as prerequisites here.
+    """
+
+    planned: PlannedSubject
+    subject: Subject | None
+    checks: list[Check]
+    blocked: str = ""
+    after: int | None = None
+
+
+@dataclass
+class Plan:
+    """The subjects of one target, in the order of their audit, and what is left out."""
+
+    entries: list[Entry] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def make_plan(request: Request) -> Plan:
+    """Return the plan of a target.
+
+    Raises:
+        TargetError: the model or a configuration cannot be used, or no variant covers the given one.
+    """
+    target = request.target()
+    if target.manifest is None:
+        return _without_manifest(target, request.options)
+    if unmet := unmet_requirements(target.manifest.requires):
+        return _blocked(target.manifest, request.options, unmet)
+    planner = _Planner(target, target.manifest, _module(target), request.options)
+    return planner.given() if target.config is not None else planner.family()
+
+
+def unmet_requirements(requires: Mapping[str, str]) -> str:
+    """Return what is installed and does not meet a manifest's `requires`, as one sentence; empty when all is met."""
+    unmet = []
+    for package, specifier in requires.items():
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            unmet.append(f"{package} is not installed, the manifest requires {specifier}")
+            continue
+        if not SpecifierSet(specifier).contains(installed, prereleases=True):
+            unmet.append(f"{package} {installed} is installed, the manifest requires {specifier}")
+    return "; ".join(unmet)
+
+
+class _Planner:
+    """Plans a target that a manifest declares."""
+
+    def __init__(self, target: Target, manifest: Manifest, module: ModuleType, options: Options) -> None:
+        self.target = target
+        self.manifest = manifest
+        self.module = module
+        self.options = options
+        self.configurations = self._configurations()
+
+    def family(self) -> Plan:
+        """Every variant: tiny, its further RoPE kinds, published configurations; claimed undecided come last."""
+        plan = Plan()
+        for variant in sorted(self.manifest.variants, key=self._is_undecided):
+            self._variant(plan, variant)
+        return plan
+
+    def given(self) -> Plan:
+        """Only the given configuration; the tiny ones that it rests on lend their numeric checks."""
+        plan = Plan()
+        name, config = self.target.config_name or "given", dict(self.target.config or {})
+        arguments = resolve_arguments(self.module, config)
+        variant = self.manifest.variant_for(arguments)
+        if variant is None:
+            raise TargetError(
+                "no variant of the manifest covers this configuration",
+                where=name,
+                allowed=", ".join(self.manifest.variants),
+                fix=f"add a variant to {self.manifest.path.name}",
+            )
+        kind = rope_kind(arguments)
+        own = self._entry(variant, name, config, self._tiny(variant, kind), kind, _OWN_TIERS)
+        plan.entries.append(own)
+        main = self._kinds(variant)[0]
+        for lent in dict.fromkeys([kind, main]):
+            entry = self._tiny_entry(variant, lent, ("numeric",))
+            entry.planned.reported, entry.after = False, 0
+            if entry.checks:
+                own.planned.borrows.append(len(plan.entries))
+                plan.entries.append(entry)
+        return plan
+
+    def _variant(self, plan: Plan, variant: str) -> None:
+        """Add a variant's subjects; RoPE kinds claimed undecided come last, so that they can't spoil the rest."""
+        published = [(rope_kind(item[2]), *item) for item in self._published(plan, variant)]
+        kinds = list(dict.fromkeys([*self._kinds(variant), *(item[0] for item in published)]))
+        undecided = [kind for kind in kinds[1:] if self.manifest.rope_claim(kind) == "undecided"]
+        at: dict[str, int] = {}
+        for group in ([kind for kind in kinds if kind not in undecided], undecided):
+            for kind in group:
+                at[kind] = len(plan.entries)
+                plan.entries.append(self._tiny_entry(variant, kind, TIERS))
+            for kind, name, config, _ in published:
+                if kind in group:
+                    entry = self._entry(variant, name, config, self._tiny(variant, kind), kind, _OWN_TIERS)
+                    entry.planned.published = True
+                    entry.planned.borrows = list(dict.fromkeys([at[kind], at[kinds[0]]]))
+                    plan.entries.append(entry)
+
+    def _kinds(self, variant: str) -> list[str]:
+        """The RoPE kinds of a variant, the main one first."""
+        declared = [item.kind for item in self.manifest.rope]
+        own = rope_kind(resolve_arguments(self.module, self.manifest.variants[variant].tiny))
+        main = self.manifest.rope_kinds[0] if self.manifest.rope_kinds else own
+        return list(dict.fromkeys([main, *declared]))
+
+    def _tiny(self, variant: str, kind: str) -> dict[str, Any]:
+        tiny = dict(self.manifest.variants[variant].tiny)
+        return tiny if rope_kind(resolve_arguments(self.module, tiny)) == kind else with_rope(tiny, kind)
+
+    def _tiny_entry(self, variant: str, kind: str, tiers: Iterable[Tier]) -> Entry:
+        main = self._kinds(variant)[0]
+        tiny = self._tiny(variant, kind)
+        name = "tiny" if kind == main else f"tiny+{kind}"
+        return self._entry(variant, name, tiny, tiny, kind, tiers, main=kind == main)
+
+    def _entry(
+        self,
+        variant: str,
+        name: str,
+        config: dict[str, Any],
+        tiny: dict[str, Any],
+        kind: str,
+        tiers: Iterable[Tier],
+        *,
+        main: bool = True,
+    ) -> Entry:
+        arguments = resolve_arguments(self.module, config)
+        declared = self.manifest.variants[variant]
+        subject = Subject(
+            self.manifest.family,
+            variant,
+            name,
+            self.module,
+            config,
+            tiny,
+            expected=self.manifest.cache_specs(arguments),
+            reachable=self._reachable(variant, name, arguments),
+            exercised={spec.rule for spec in self.manifest.layer_specs(resolve_arguments(self.module, tiny))},
+            exactness=declared.exactness,
+            rope=kind,
+            main=main,
+            checkpoint=self.target.folder if name == self.target.config_name else None,
+            **_amounts(self.options),
+        )
+        planned = PlannedSubject(
+            variant=variant,
+            configuration=name,
+            claimed=self._claimed(variant, kind),
+            limits=declared.limits,
+        )
+        return _entry(planned, subject, tiers, self.options)
+
+    def _claimed(self, variant: str, kind: str) -> VerdictName | None:
+        """A RoPE kind narrows the variant's claim: undecided where it is so claimed, none where it is not named."""
+        claim = self.manifest.rope_claim(kind)
+        if claim == "undecided":
+            return "undecided"
+        if claim is None and self.manifest.rope:
+            return None
+        return self.manifest.variants[variant].claims.compiled_decode
+
+    def _is_undecided(self, variant: str) -> bool:
+        return self.manifest.variants[variant].claims.compiled_decode == "undecided"
+
+    def _reachable(self, variant: str, name: str, arguments: Any) -> dict[int, str]:
+        found = {spec.rule: name for spec in self.manifest.layer_specs(arguments)}
+        for published, (_, theirs) in self.configurations.items():
+            if self.manifest.variant_for(theirs) == variant:
+                for spec in self.manifest.layer_specs(theirs):
+                    found.setdefault(spec.rule, published)
+        return found
+
+    def _configurations(self) -> dict[str, tuple[dict[str, Any], Any]]:
+        """The published configurations by name, with their resolved arguments."""
+        found = {}
+        for name in self.manifest.configurations:
+            config = load_configuration(self.manifest.configuration_path(name))
+            found[name] = (config, resolve_arguments(self.module, config))
+        return found
+
+    def _published(self, plan: Plan, variant: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
+        """Yield the published configurations to trace; note those left out in the plan."""
+        chosen: list[tuple[str, Any]] = []
+        most = PROFILES[self.options.profile].configurations  # type: ignore[index]
+        for name, (config, arguments) in self.configurations.items():
+            if self.manifest.variant_for(arguments) != variant:
+                continue
+            form = (vars(arguments), config.get("quantization"), config.get("torch_dtype"))
+            same = next((other for other, seen in chosen if seen == form), None)
+            if same is not None:
+                plan.skipped.append(f"{name}: same arguments as {same}")
+            elif len(chosen) == most:
+                plan.skipped.append(f"{name}: profile {self.options.profile} takes {most} a variant")
+            else:
+                chosen.append((name, form))
+                yield name, config, arguments
+
+
+def _without_manifest(target: Target, options: Options) -> Plan:
+    """One subject: the given configuration, and its shrunk form for the numeric tier."""
+    config, name = dict(target.config or {}), target.config_name or "given"
+    module = _module(target)
+    subject = Subject(
+        target.family,
+        "default",
+        name,
+        module,
+        config,
+        shrink(config),
+        rope=rope_kind(resolve_arguments(module, config)),
+        checkpoint=target.folder,
+        **_amounts(options),
+    )
+    return Plan([_entry(PlannedSubject(variant="default", configuration=name), subject, TIERS, options)])
+
+
+def _blocked(manifest: Manifest, options: Options, reason: str) -> Plan:
+    """One subject a variant, of which nothing can be run."""
+    plan = Plan(skipped=[f"{name}: {reason}" for name in manifest.configurations])
+    for name, variant in manifest.variants.items():
+        planned = PlannedSubject(
+            variant=name,
+            configuration="tiny",
+            claimed=variant.claims.compiled_decode,
+            limits=variant.limits,
+        )
+        entry = _entry(planned, None, TIERS, options)
+        entry.blocked = reason
+        plan.entries.append(entry)
+    return plan
+
+
+def _entry(planned: PlannedSubject, subject: Subject | None, tiers: Iterable[Tier], options: Options) -> Entry:
+    wanted = set(tiers)
+    if subject is None or subject.checkpoint is None:
+        wanted.discard("checkpoint")
+    checks = [c for c in all_checks() if c.tier in wanted and options.selects(c.code, c.tier)]
+    planned.checks = [PlannedCheck(code=c.code, name=c.name, tier=c.tier) for c in checks]
+    return Entry(planned, subject, checks)
+
+
+def _module(target: Target) -> ModuleType:
+    if target.file is not None:
+        return import_file(target.file)
+    assert target.module is not None, "a target has a module or a file"
+    return import_model(target.module)
+
+
+def _amounts(options: Options) -> dict[str, Any]:
+    return {"profile": options.profile, "dtype": options.dtype, "seed": options.seed}

@@ -1,0 +1,98 @@
+"""What every fixed-capacity cache offers to unmodified mlx-lm models and to the compiled step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self, cast
+
+import mlx.core as mx
+
+
+def handle(array: mx.array) -> mx.array:
+    """Return a second Python handle of the same array, at no cost in the graph.
+
+    MLX's augmented assignment (`offset += 1`) rebinds the handle that it is applied to, and with it every Python
+    name that shares the handle. A value handed out through its own handle cannot be changed from outside.
+    """
+    return mx.reshape(array, array.shape)
+
+
+def host_int(array: mx.array) -> int:
+    """Return the one integer of an array, which waits for its evaluation."""
+    return cast(int, array.item())
+
+
+def host_float(array: mx.array) -> float:
+    """Return the one number of an array, which waits for its evaluation."""
+    return float(cast(float, array.item()))
+
+
+class FixedCapacityCache(ABC):
+    """A cache whose arrays never change shape or dtype and whose position is an array carried through the graph.
+
+    It defines neither `__len__` nor `__bool__` (mlx-lm tests `if cache`), nor `bits` unless it is quantized (mlx-lm
+    then takes another attention function).
+    """
+
+    kind: ClassVar[str]
+    """The manifest's name of this cache kind."""
+    native: ClassVar[type]
+    """The mlx-lm cache class that this one stands in for."""
+
+    capacity: int
+    """Tokens, prompt included."""
+
+    @property
+    @abstractmethod
+    def state(self) -> list[mx.array]:
+        """All arrays that go into the compiled step and come out of it, in a fixed order."""
+
+    @abstractmethod
+    def with_state(self, state: Sequence[mx.array]) -> Self:
+        """Return a cache of the same configuration over `state`, without reading any value of it."""
+
+    @property
+    @abstractmethod
+    def offset(self) -> mx.array:
+        """Content position of the next token, int32, shape `[1]`; later updates don't alter a value already taken."""
+
+    @property
+    def slot(self) -> mx.array:
+        """Write index of the next token, int32, shape `[1]`; differs from `offset` in rings and under padding."""
+        return self.offset
+
+    @abstractmethod
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write `[B, heads, L, width]` keys and values at `slot`, advance, and return what attention reads."""
+
+    @abstractmethod
+    def make_mask(self, N: int, *, window_size: int | None = None, return_array: bool = True) -> mx.array:
+        """Return the boolean mask `[1 or B, 1, N, keys]` of the next `N` tokens; unwritten slots are false."""
+
+    @classmethod
+    @abstractmethod
+    def like(cls, native: Any, max_tokens: int) -> Self:
+        """Return an empty cache with the batch, heads, widths and dtypes of a written `native`; reads no value."""
+
+    @classmethod
+    @abstractmethod
+    def adopt(cls, native: Any, max_tokens: int) -> Self:
+        """Take over an eagerly prefilled mlx-lm cache; `native` is left as it was."""
+
+    @abstractmethod
+    def to_native(self) -> Any:
+        """Return the mlx-lm cache with the same content."""
+
+    @abstractmethod
+    def trim(self, n: int) -> int:
+        """Forget the last `n` tokens and return `n`, or return 0 and change nothing where that is impossible."""
+
+    def copy(self) -> Self:
+        """Return an independent cache with the same content; buffers are shared until either one writes."""
+        return self.with_state([handle(array) for array in self.state])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers, at full capacity."""
+        return sum(array.nbytes for array in self.state)

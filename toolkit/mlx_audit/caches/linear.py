@@ -1,0 +1,214 @@
+"""The fixed-capacity form of mlx-lm's plain `KVCache`: slot = position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from mlx_audit.caches.base import FixedCapacityCache, handle, host_int
+from mlx_audit.errors import CapacityExceeded, HostState, ShapeMismatch
+
+
+class FixedCapacityKVCache(FixedCapacityCache):
+    """Keys and values of `capacity` tokens, allocated up front, written by index.
+
+    The name and the contract follow mlx-swift-lm's class of the same name (ml-explore/mlx-swift-lm#550).
+
+    Args:
+        keys: `[B, heads, capacity, key width]`, finite everywhere: a masked slot is still multiplied by zero.
+        values: `[B, heads, capacity, value width]`; the widths may differ.
+        position: int32 `[1]`, tokens already written.
+    """
+
+    kind = "linear"
+    native = KVCache
+
+    def __init__(self, keys: mx.array, values: mx.array, position: mx.array) -> None:
+        if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
+            raise ShapeMismatch(
+                "keys and values don't belong together",
+                where="FixedCapacityKVCache",
+                found=f"keys {keys.shape}, values {values.shape}",
+                allowed="[B, heads, capacity, width] each, equal but for the width",
+            )
+        if position.shape != (1,) or position.dtype != mx.int32:
+            raise ShapeMismatch(
+                "the position has the wrong form",
+                where="FixedCapacityKVCache",
+                found=f"{position.dtype} {position.shape}",
+                allowed="int32 of shape (1,)",
+            )
+        self.keys = keys
+        self.values = values
+        self._position = position
+        self.capacity = keys.shape[2]
+        # Tokens held, where the host knows; None inside a compiled step, where the session has counted already.
+        self._held: int | None = None
+
+    @classmethod
+    def like(cls, native: Any, max_tokens: int) -> Self:
+        if max_tokens < 1:
+            raise CapacityExceeded(
+                "a cache holds at least one token",
+                where="max_tokens",
+                found=max_tokens,
+                allowed="1 or more",
+            )
+        batch, heads, _, key_width = native.keys.shape
+        cache = cls(
+            mx.zeros((batch, heads, max_tokens, key_width), native.keys.dtype),
+            mx.zeros((batch, heads, max_tokens, native.values.shape[3]), native.values.dtype),
+            mx.zeros((1,), mx.int32),
+        )
+        cache._held = 0
+        return cache
+
+    @property
+    def state(self) -> list[mx.array]:
+        return [self.keys, self.values, self._position]
+
+    @state.setter
+    def state(self, state: Sequence[mx.array]) -> None:
+        cache = self.with_state(state)
+        # A state from outside (a file, say) is not counted by any session, so its position is read and checked.
+        held = cache._count()
+        if not 0 <= held <= self.capacity:
+            raise CapacityExceeded(
+                "the position lies outside the buffer",
+                where="FixedCapacityKVCache.state",
+                found=held,
+                allowed=f"0 to {self.capacity}",
+            )
+        self.__dict__.update(cache.__dict__)
+
+    def with_state(self, state: Sequence[mx.array]) -> Self:
+        keys, values, position = state
+        if keys.shape[2] != self.capacity:
+            raise ShapeMismatch(
+                "the state belongs to another capacity",
+                where="FixedCapacityKVCache.state",
+                found=keys.shape[2],
+                allowed=self.capacity,
+            )
+        return type(self)(keys, values, position)
+
+    @property
+    def offset(self) -> mx.array:
+        return handle(self._position)
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Return what attention reads: the whole buffers."""
+        return self.keys, self.values
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self._require_fitting(keys, values)
+        length = keys.shape[2]
+        if self._held is not None:
+            if self._held + length > self.capacity:
+                raise CapacityExceeded(
+                    "the cache is full",
+                    where="FixedCapacityKVCache.update_and_fetch",
+                    found=f"{self._held} tokens held, {length} more asked for",
+                    allowed=f"{self.capacity} in all",
+                    fix="make the cache with a larger max_tokens",
+                )
+            self._held += length
+        self.keys = mx.slice_update(self.keys, keys, self._position, axes=(2,))
+        self.values = mx.slice_update(self.values, values, self._position, axes=(2,))
+        self._position = self._position + length
+        return self.keys_and_values()
+
+    def make_mask(self, N: int, *, window_size: int | None = None, return_array: bool = True) -> mx.array:
+        queries = mx.expand_dims(self._position + mx.arange(N), 1)
+        slots = mx.arange(self.capacity)
+        mask = queries >= slots
+        if window_size is not None:
+            mask = mask & (queries < slots + window_size)
+        return mx.expand_dims(mask, (0, 1))
+
+    @classmethod
+    def adopt(cls, native: Any, max_tokens: int) -> Self:
+        if type(native) is not KVCache:
+            raise HostState(
+                "only mlx-lm's KVCache can be adopted",
+                where="FixedCapacityKVCache.adopt",
+                found=f"{type(native).__module__}.{type(native).__qualname__}",
+                allowed="mlx_lm.models.cache.KVCache",
+            )
+        if native.keys is None or native.values is None:
+            raise ShapeMismatch(
+                "the native cache is empty, so its shapes are unknown",
+                where="FixedCapacityKVCache.adopt",
+                fix="prefill it first, or ask the adapter for new_fixed_capacity_cache()",
+            )
+        held = int(native.offset)
+        if held > max_tokens:
+            raise CapacityExceeded(
+                "the native cache holds more tokens than the capacity",
+                where="FixedCapacityKVCache.adopt",
+                found=held,
+                allowed=max_tokens,
+                fix=f"use max_tokens of {held} or more",
+            )
+        cache = cls.like(native, max_tokens)
+        start = mx.zeros((1,), mx.int32)
+        cache.keys = mx.slice_update(cache.keys, native.keys[..., :held, :], start, axes=(2,))
+        cache.values = mx.slice_update(cache.values, native.values[..., :held, :], start, axes=(2,))
+        cache._position = mx.array([held], mx.int32)
+        cache._held = held
+        return cache
+
+    def to_native(self) -> KVCache:
+        held = self._count()
+        native = KVCache()
+        if held:
+            native.keys = self.keys[..., :held, :]
+            native.values = self.values[..., :held, :]
+        native.offset = held
+        return native
+
+    def trim(self, n: int) -> int:
+        held = self._count()
+        if not 0 <= n <= held:
+            return 0
+        self._position = mx.array([held - n], mx.int32)
+        self._held = held - n
+        return n
+
+    def copy(self) -> Self:
+        cache = super().copy()
+        cache._held = self._held
+        return cache
+
+    def is_trimmable(self) -> bool:
+        """Return True: any number of tokens can be forgotten exactly (mlx-lm's own question to a cache)."""
+        return True
+
+    def empty(self) -> bool:
+        """Return whether no token is held."""
+        return self._count() == 0
+
+    def size(self) -> int:
+        """Return the tokens held."""
+        return self._count()
+
+    def _require_fitting(self, keys: mx.array, values: mx.array) -> None:
+        """Refuse an update that MLX would broadcast into the buffers, or write beside them."""
+        for new, buffer in ((keys, self.keys), (values, self.values)):
+            length = keys.shape[2] if keys.ndim == 4 else None
+            if new.shape != (*buffer.shape[:2], length, buffer.shape[3]):
+                raise ShapeMismatch(
+                    "the keys or values to write have the wrong shape",
+                    where="FixedCapacityKVCache.update_and_fetch",
+                    found=f"keys {keys.shape}, values {values.shape}",
+                    allowed=f"[{buffer.shape[0]}, {buffer.shape[1]}, L, {self.keys.shape[3]}] and, for values, a "
+                    f"width of {self.values.shape[3]}",
+                )
+
+    def _count(self) -> int:
+        if self._held is None:
+            self._held = host_int(self._position)
+        return self._held

@@ -1,0 +1,1 @@
+"""Checks: one file a family of claims, one small class a claim."""

@@ -1,0 +1,247 @@
+"""What must survive: failures, new weights, long runs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_audit.adapters import parameter_slots
+from mlx_audit.checks.base import Check, CheckFailed, Figures
+from mlx_audit.checks.runs import (
+    PROMPT,
+    Comparer,
+    Eager,
+    eager_logits,
+    live_arrays,
+    session_for,
+    state_bytes,
+    teacher_tokens,
+)
+from mlx_audit.checks.subject import Subject
+
+_LONG = 64
+
+
+class PlantedFailure(Exception):
+    """Raised by a layer on purpose."""
+
+
+class FailureLeavesAll(Check):
+    """A failure before evaluation leaves everything as it was.
+
+    What it does:
+        Makes a layer raise during the first compiled call, and during the second chunk of a prefill. Position, state
+        bytes and trace count must be as before, the module may hold no placeholder, and the next call must be right.
+
+    Why:
+        MLX fills captured state with placeholders while it traces, and leaves them there when the trace fails: the
+        next use raises "eval an array without a primitive", or is wrong.
+
+    Example:
+        after a failed trace: the module holds a placeholder of a trace
+
+    How to fix:
+        Pass state as arguments and results; put the module's arrays back in `finally`.
+
+    Sources:
+        ml-explore/mlx#3635; huggingface/transformers.js#1745 (length advanced before the run succeeded)
+    """
+
+    code = "LIF001"
+    tier = "numeric"
+    requires = ("PAR001",)
+    repeated = False
+
+    def run(self, subject: Subject) -> Figures:
+        model = subject.tiny_model(subject.dtype)
+        layer = _middle_layer(model)
+        tokens = teacher_tokens(subject, PROMPT + 2, stream=13)
+        wanted = eager_logits(model, tokens[:PROMPT], tokens[PROMPT:])
+        session = session_for(subject, PROMPT + 2, model=model, prefill_step_size=5)
+        comparer = Comparer(subject.tolerance)
+        with _failing(layer, after=1):
+            _must_fail(lambda: session.prefill([tokens[:PROMPT]]), "the second chunk of a prefill")
+        self._unchanged(session, model, 0, None, "a failed prefill")
+        logits = session.prefill([tokens[:PROMPT]])
+        comparer.check(logits, Eager(model).feed(tokens[:PROMPT], chunk=5), "prefill after a failed one")
+        before = state_bytes(session.state)
+        with _failing(layer):
+            _must_fail(lambda: session.step([tokens[PROMPT]]), "the first compiled call")
+        self._unchanged(session, model, PROMPT, before, "a failed trace")
+        with _failing(layer):
+            _must_fail(lambda: session.extend([tokens[PROMPT:]]), "extend")
+        self._unchanged(session, model, PROMPT, before, "a failed extend")
+        chunked = Eager(model)
+        chunked.feed(tokens[:PROMPT], chunk=5)
+        for step, token in enumerate(tokens[PROMPT:], start=1):
+            comparer.check(session.step([token]), chunked.feed([token]), f"step {step} after the failures")
+        if session.trace_count != 1:
+            raise CheckFailed(f"traced {session.trace_count} times, wanted 1")
+        return {**comparer.figures(), "failures": 3, "prompt_logits": len(wanted)}
+
+    @staticmethod
+    def _unchanged(
+        session: Any, model: nn.Module, position: int, state: list[bytes] | None, label: str
+    ) -> None:
+        live_arrays(model)
+        if session.position != position or session.trace_count != 0:
+            raise CheckFailed(
+                f"after {label}: position {session.position}, {session.trace_count} traces", where=label
+            )
+        if state is not None and state_bytes(session.state) != state:
+            raise CheckFailed(f"{label} changed the state", where=label)
+
+
+class ChangedWeightsCount(Check):
+    """Weights that are replaced or changed in place count at the next step.
+
+    What it does:
+        After three compiled steps replaces every weight by a changed one, steps, changes weights in place, steps again,
+        and compares with eager decoding on the same caches with the new weights. There is still only one trace.
+
+    Why:
+        A trace bakes in the weights that it captures. After an adapter is loaded, or a training step, the compiled
+        model would go on with the old ones.
+
+    Example:
+        logits differ at the step after weights were replaced
+
+    How to fix:
+        Gather parameters from the module at each call and pass them as inputs.
+
+    Sources:
+        ml-explore/mlx-swift-lm#586, #589
+    """
+
+    code = "LIF002"
+    tier = "numeric"
+    requires = ("PAR001",)
+    repeated = False
+
+    def run(self, subject: Subject) -> Figures:
+        model = subject.tiny_model(subject.dtype)
+        tokens = teacher_tokens(subject, PROMPT + 7, stream=14)
+        session, eager = session_for(subject, PROMPT + 7, model=model), Eager(model)
+        session.prefill([tokens[:PROMPT]])
+        eager.feed(tokens[:PROMPT])
+        for token in tokens[PROMPT : PROMPT + 3]:
+            session.step([token])
+            old = eager.feed([token])
+        comparer = Comparer(subject.tolerance)
+        slots = parameter_slots(model)
+        for change, piece in (
+            ("replaced", tokens[PROMPT + 3 : PROMPT + 5]),
+            ("changed in place", tokens[PROMPT + 5 :]),
+        ):
+            for slot in slots:
+                if change == "replaced":
+                    slot.container[slot.key] = slot.container[slot.key] * 0.5
+                else:
+                    slot.container[slot.key][...] = slot.container[slot.key] * 1.5
+            for step, token in enumerate(piece, start=1):
+                want = eager.feed([token])
+                comparer.check(session.step([token]), want, f"step {step} after weights were {change}")
+        if session.trace_count != 1:
+            raise CheckFailed(f"traced {session.trace_count} times, wanted 1", figures=comparer.figures())
+        if bool(mx.array_equal(old, want).item()):
+            raise CheckFailed(
+                "the new weights changed nothing in eager decoding either, so nothing was tested"
+            )
+        return {**comparer.figures(), "weights": len(slots), "traces": session.trace_count}
+
+
+class MemoryFlat(Check):
+    """Memory and traces stay flat over many steps and sessions.
+
+    What it does:
+        Takes many steps in one session, then makes, uses and drops several sessions, and compares MLX's active memory
+        before and after; one trace a session.
+
+    Why:
+        A cache that keeps its previous buffers, or a compile cache that keeps every session, fills the machine slowly.
+
+    Example:
+        active memory grew by 4,096 bytes over 32 steps
+
+    How to fix:
+        Let go of the old state before evaluation; make no reference cycle through the compiled function.
+
+    Sources:
+        ml-explore/mlx#3964; osaurus-ai/vmlx-swift#215 (a compile cache that kept whole models)
+    """
+
+    code = "LIF003"
+    tier = "numeric"
+    requires = ("PAR001",)
+    repeated = False
+
+    def run(self, subject: Subject) -> Figures:
+        tokens = teacher_tokens(subject, _LONG, stream=15)
+        session = session_for(subject, _LONG)
+        session.prefill([tokens[:4]])
+        session.step([tokens[4]])
+        start = _active()
+        for token in tokens[5:]:
+            session.step([token])
+        steps = _active() - start
+        if steps > 0 or session.trace_count != 1:
+            raise CheckFailed(
+                f"active memory grew by {steps} bytes over {_LONG - 5} steps, with {session.trace_count} traces, "
+                "wanted 0 and 1"
+            )
+        del session
+        sessions = []
+        for _ in range(subject.amounts.sessions):
+            one = session_for(subject, 16)
+            one.prefill([tokens[:4]])
+            one.step([tokens[4]])
+            del one
+            sessions.append(_active())
+        growth = sessions[-1] - sessions[1]
+        if growth > 0:
+            raise CheckFailed(
+                f"active memory grew by {growth} bytes over {len(sessions) - 2} sessions, wanted 0"
+            )
+        return {"steps": _LONG - 5, "sessions": len(sessions), "growth_bytes": max(0, growth, steps)}
+
+
+def _active() -> int:
+    gc.collect()
+    return int(mx.get_active_memory())
+
+
+def _middle_layer(model: nn.Module) -> nn.Module:
+    layers = getattr(model, "layers", None) or list(model.children().values())
+    return layers[min(2, len(layers) - 1)]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _failing(layer: nn.Module, *, after: int = 0) -> Iterator[None]:
+    """Make one layer raise from its call number `after` on; the module tree stays as it is."""
+    own, calls = type(layer), 0
+
+    def call(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise PlantedFailure
+        return own.__call__(self, *arguments, **options)
+
+    layer.__class__ = type(own.__name__, (own,), {"__call__": call})
+    try:
+        yield
+    finally:
+        layer.__class__ = own
+
+
+def _must_fail(call: Any, label: str) -> None:
+    try:
+        call()
+    except PlantedFailure:
+        return
+    raise CheckFailed(f"a layer raised during {label}, but no exception came out", where=label)

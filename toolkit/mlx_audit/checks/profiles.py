@@ -1,0 +1,34 @@
+"""How much each audit profile does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ProfileName = Literal["quick", "ci", "nightly"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Sizes of one profile.
+
+    Attributes:
+        examples: Hypothesis examples a property.
+        steps: Teacher-forced steps a run.
+        configurations: Most published configurations traced a family; the rest is named in the summary.
+        sessions: Sessions made in a row to see that memory stays flat.
+        derandomize: The same examples at every run.
+    """
+
+    examples: int
+    steps: int
+    configurations: int
+    sessions: int
+    derandomize: bool
+
+
+PROFILES: dict[ProfileName, Profile] = {
+    "quick": Profile(examples=12, steps=16, configurations=3, sessions=6, derandomize=True),
+    "ci": Profile(examples=40, steps=24, configurations=1000, sessions=12, derandomize=True),
+    "nightly": Profile(examples=400, steps=48, configurations=1000, sessions=40, derandomize=False),
+}

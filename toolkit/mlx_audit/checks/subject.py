@@ -1,0 +1,115 @@
+"""What checks look at: one configuration of one variant, built when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_audit.adapters import FixedCapacityKVCacheProviding, adapter_for
+from mlx_audit.checks.profiles import PROFILES, Profile
+from mlx_audit.checks.tolerance import Tolerance, tolerance_for
+from mlx_audit.evidence.environment import backend
+from mlx_audit.manifests import CacheSpec
+from mlx_audit.models.build import build_lazy, build_tiny, resolve_arguments
+from mlx_audit.tracing import StepTracer, TraceProof, prove
+
+
+@dataclass
+class Subject:
+    """One configuration.
+
+    Attributes:
+        family, variant, configuration: Names that results carry.
+        module: The model module.
+        config: The configuration that the static and trace tiers look at, of any size.
+        tiny: The configuration that the numeric tier builds with weights.
+        expected: Cache entries that the manifest declares for `config`, or None without a manifest.
+        reachable: Topology rules that the variant's configurations reach, by rule number, with one configuration each.
+        exercised: Topology rules that `tiny` reaches.
+        exactness: `exact`, `reordered` or `kernel`.
+        rope: RoPE kind of both configurations.
+        main: Whether this is the variant's main configuration: on others, the numeric tier is a single pass.
+        checkpoint: Folder with real weights, or None.
+    """
+
+    family: str
+    variant: str
+    configuration: str
+    module: ModuleType
+    config: dict[str, Any]
+    tiny: dict[str, Any]
+    expected: Sequence[CacheSpec] | None = None
+    reachable: dict[int, str] = field(default_factory=dict)
+    exercised: set[int] = field(default_factory=set)
+    exactness: str = "exact"
+    rope: str = "default"
+    main: bool = True
+    checkpoint: Path | None = None
+    profile: str = "quick"
+    dtype: str = "float32"
+    seed: int = 0
+
+    @property
+    def amounts(self) -> Profile:
+        """How much to do."""
+        return PROFILES[self.profile]  # type: ignore[index]
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What a logit may differ by on this backend."""
+        return tolerance_for(self.exactness, self.dtype, backend())
+
+    @cached_property
+    def arguments(self) -> Any:
+        """The model's resolved arguments for `config`."""
+        return resolve_arguments(self.module, self.config)
+
+    @cached_property
+    def lazy_model(self) -> nn.Module:
+        """The model of `config`, whose parameters are never evaluated."""
+        return build_lazy(
+            self.module,
+            self.arguments,
+            dtype=_dtype_of(self.config),
+            quantization=self.config.get("quantization"),
+        )
+
+    @cached_property
+    def tracer(self) -> StepTracer:
+        """Traces the lazy model."""
+        return StepTracer(self.lazy_model, self._provider(self.lazy_model))
+
+    @cached_property
+    def proof(self) -> TraceProof:
+        """Six traces of the lazy model's step."""
+        return prove(self.tracer)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The tiny model with evaluated random weights."""
+        return self.tiny_model(self.dtype)
+
+    def tiny_model(self, dtype: str) -> nn.Module:
+        """Return a new tiny model in a dtype; the weights depend on the seed alone."""
+        return build_tiny(self.module, resolve_arguments(self.module, self.tiny), seed=self.seed, dtype=dtype)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Width of the tiny model's logits."""
+        return int(self.model(mx.zeros((1, 1), mx.int32)).shape[-1])
+
+    def _provider(self, model: nn.Module) -> FixedCapacityKVCacheProviding:
+        return adapter_for(model, evidence="ignore")
+
+
+def _dtype_of(config: dict[str, Any]) -> str:
+    """Return the dtype that a published configuration names, bfloat16 where it names none that MLX decodes in."""
+    named = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
+    return named if named in ("float32", "bfloat16", "float16") else "bfloat16"

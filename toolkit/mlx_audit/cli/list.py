@@ -1,0 +1,67 @@
+"""`mlx-audit list`: families, variants, claims and the state of their records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from mlx_audit.cli import _console
+
+Rows: TypeAlias = "list[dict[str, Any]]"  # quoted: `list` is the verb below
+
+if TYPE_CHECKING:
+    from mlx_audit.manifests import Manifest
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Write a matrix for CI to stdout: {include: [{family, variant, …}]}.")
+]
+
+
+def list(json: Json = False) -> int:  # noqa: A001 - the function is named like its verb
+    """List families, variants, claims and the state of their records on this backend."""
+    from mlx_audit.manifests import load_manifests
+
+    rows = [row for manifest in load_manifests() for row in _rows(manifest)]
+    if json:
+        _console.print_json({"include": rows})
+    else:
+        _table(rows)
+    if not rows:
+        _console.note("no families found")
+    return 0 if rows else 3
+
+
+def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
+    return tuple(
+        {
+            "family": manifest.family,
+            "variant": name,
+            "exactness": variant.exactness,
+            "claims": variant.claims.model_dump(exclude_none=True),
+            "limits": variant.limits,
+            "rope": {item.kind: item.claim for item in manifest.rope},
+            "configurations": len(manifest.configurations),
+            "record": _record_state(manifest, name),
+        }
+        for name, variant in manifest.variants.items()
+    )
+
+
+def _record_state(manifest: Manifest, variant: str) -> str:
+    """What the stored evidence says: `none`, or the state that the records themselves report."""
+    from mlx_audit.evidence import records
+
+    state = getattr(records, "record_state", None)
+    return "none" if state is None else str(state(manifest, variant))
+
+
+def _table(rows: Rows) -> None:
+    from rich.table import Table
+
+    table = Table("family", "variant", "exactness", "compiled decode", "prefix restore", "record", box=None)
+    for row in rows:
+        claims = row["claims"]
+        cells = (row["family"], row["variant"], row["exactness"], claims["compiled_decode"])
+        table.add_row(*cells, claims.get("prefix_restore", "-"), row["record"])
+    _console.stdout().print(table)

@@ -1,0 +1,142 @@
+"""A session's caches and position in one safetensors file, which is read as untrusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from safetensors import SafetensorError, safe_open
+
+from mlx_audit.caches import host_int
+from mlx_audit.decode.step import DecodeStep, State
+from mlx_audit.errors import SavedSessionInvalid
+
+FORMAT = "mlx-audit/session/1"
+_KEY = "mlx_audit"
+_MOST_METADATA = 1 << 20
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A saved session, checked for its form but not yet against a model."""
+
+    path: Path
+    capacity: int
+    batch_size: int
+    position: int
+    kinds: list[str]
+    module: str
+    arrays: dict[str, mx.array]
+
+    def state_for(self, step: DecodeStep) -> State:
+        """Return the state in the layout of `step`.
+
+        Raises:
+            SavedSessionInvalid: the file belongs to another model or layout.
+        """
+        self._require("model module", self.module, type(step.model).__module__)
+        self._require("cache kinds", self.kinds, [cache.kind for cache in step.caches])
+        state: State = []
+        for index, cache in enumerate(step.caches):
+            arrays = []
+            for part, like in enumerate(cache.state):
+                name = f"{index}.{part}"
+                array = self.arrays.get(name)
+                if array is None:
+                    raise self._invalid("an array is missing", name, None)
+                self._require(f"array {name}", (array.shape, array.dtype), (like.shape, like.dtype))
+                arrays.append(array)
+            position = host_int(cache.with_state(arrays).offset)
+            self._require(f"position of cache {index}", position, self.position)
+            state.append(arrays)
+        self._require("arrays", len(self.arrays), sum(len(arrays) for arrays in state))
+        return state
+
+    def _require(self, what: str, found: Any, allowed: Any) -> None:
+        if found != allowed:
+            raise self._invalid(f"{what} does not fit the model", found, allowed)
+
+    def _invalid(self, what: str, found: Any, allowed: Any) -> SavedSessionInvalid:
+        return SavedSessionInvalid(
+            what, where=str(self.path), found=found, allowed=allowed, fix="prefill a new session and save it"
+        )
+
+
+def save_state(path: Path, step: DecodeStep, state: State, position: int) -> None:
+    """Write `state` to `path`; a reader sees the old file or the new one, never a part."""
+    arrays = {f"{i}.{j}": array for i, arrays in enumerate(state) for j, array in enumerate(arrays)}
+    header = {
+        "format": FORMAT,
+        "capacity": step.caches[0].capacity,
+        "batch_size": state[0][0].shape[0],
+        "position": position,
+        "kinds": [cache.kind for cache in step.caches],
+        "module": type(step.model).__module__,
+    }
+    descriptor, name = tempfile.mkstemp(
+        dir=path.parent or ".", prefix=f".{path.name}.", suffix=".safetensors"
+    )
+    os.close(descriptor)
+    try:
+        mx.save_safetensors(name, arrays, {"format": "mlx", _KEY: json.dumps(header, sort_keys=True)})
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load_state(path: Path) -> SavedState:
+    """Read and check a saved session.
+
+    Raises:
+        SavedSessionInvalid: not a safetensors file, another format version, or values out of range.
+    """
+
+    def invalid(what: str, found: Any = None, allowed: Any = None) -> SavedSessionInvalid:
+        return SavedSessionInvalid(
+            what,
+            where=str(path),
+            found=found,
+            allowed=allowed,
+            fix="give a file that session.save(path) wrote",
+        )
+
+    if not path.is_file():
+        raise invalid("there is no such file")
+    try:
+        # The header is checked against the file's size before MLX maps any of it.
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise invalid("not a readable safetensors file", error) from error
+    text = metadata.get(_KEY, "")
+    if not text or len(text) > _MOST_METADATA:
+        raise invalid("no session header", f"metadata keys {sorted(metadata)[:5]}", f"a `{_KEY}` entry")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid("the session header is not JSON", error) from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise invalid(
+            "another format version", header.get("format") if isinstance(header, dict) else header, FORMAT
+        )
+    sizes = {}
+    for key in ("capacity", "batch_size", "position"):
+        value = header.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise invalid(f"`{key}` is not usable", value, "an integer from 0")
+        sizes[key] = value
+    if sizes["position"] > sizes["capacity"] or not sizes["capacity"] or not sizes["batch_size"]:
+        raise invalid("the sizes contradict each other", sizes)
+    kinds = header.get("kinds")
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise invalid("`kinds` is not usable", kinds, "a list of cache kinds")
+    arrays = mx.load(str(path), format="safetensors")
+    if not isinstance(arrays, dict):
+        raise invalid("not a dictionary of arrays")
+    return SavedState(path=path, kinds=kinds, module=str(header.get("module")), arrays=arrays, **sizes)

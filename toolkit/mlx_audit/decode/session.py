@@ -1,0 +1,348 @@
+"""CompiledDecodeSession: eager prefill, one compiled step a token, and a host that counts before it dispatches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlx_audit.adapters import adapter_for
+from mlx_audit.adapters.module_state import ModuleState
+from mlx_audit.caches import FixedCapacityCache, handle, host_int
+from mlx_audit.decode.counted import CountedCompile
+from mlx_audit.decode.saved import load_state, save_state
+from mlx_audit.decode.step import DecodeStep, State, run
+from mlx_audit.decode.tokens import token_array
+from mlx_audit.errors import CapacityExceeded, SessionBroken, SessionMisuse, ShapeMismatch
+from mlx_audit.evidence import require_capable
+
+Sampler = Callable[[mx.array], mx.array]
+"""From log-probabilities `[1, vocabulary]` to token ids `[1]`, as mlx-lm's samplers are."""
+
+
+class CompiledDecodeSession:
+    """Decodes with a compiled step that carries its position in the graph.
+
+    Args:
+        model: An mlx-lm model.
+        max_tokens: Capacity in tokens, prompt included.
+        batch_size: Rows decoded side by side.
+        evidence: `required` refuses a model whose variant has no valid record for this backend; `ignore` is for
+            the audit itself and for experiments.
+        records: Folder of records to read instead of the shipped ones.
+        prefill_step_size: Tokens a chunk of prefill, as in mlx-lm.
+
+    Raises:
+        NotCompileCapable: there is no proof; the message is the command that makes one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_tokens: int = 512,
+        batch_size: int = 1,
+        *,
+        evidence: Literal["required", "ignore"] = "required",
+        records: Path | None = None,
+        prefill_step_size: int = 2048,
+    ) -> None:
+        _require_positive(max_tokens=max_tokens, batch_size=batch_size, prefill_step_size=prefill_step_size)
+        if evidence not in ("required", "ignore"):
+            raise SessionMisuse("unknown evidence", found=evidence, allowed="'required' or 'ignore'")
+        if evidence == "required":
+            require_capable(model, records=records)
+        self._provider = adapter_for(model, evidence=evidence)
+        caches = self._provider.new_fixed_capacity_cache(max_tokens, batch_size=batch_size)
+        self.model = model
+        self.capacity = max_tokens
+        self.batch_size = batch_size
+        self._chunk = prefill_step_size
+        self._vocabulary = _vocabulary(model)
+        self._step = DecodeStep(model, caches)
+        self._compiled = CountedCompile(self._step)
+        self._state: State | None = None
+        self._position = 0
+        self._calls = 0
+        self._broken: BaseException | None = None
+
+    @property
+    def position(self) -> int:
+        """Tokens in the cache, a row."""
+        return self._position
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that still fit, a row."""
+        return self.capacity - self._position
+
+    @property
+    def trace_count(self) -> int:
+        """Traces of the compiled step since the session was made."""
+        return self._compiled.trace_count
+
+    @property
+    def retrace_reasons(self) -> list[str]:
+        """What forced each trace after the first, by argument."""
+        return list(self._compiled.reasons)
+
+    @property
+    def state(self) -> State:
+        """The arrays that the next step will take, one list a cache; handles of the session's own buffers."""
+        return [[handle(array) for array in arrays] for arrays in self._require_state("state")]
+
+    def prefill(self, tokens: Any, lengths: Any = None) -> mx.array:
+        """Read the prompt eagerly, in chunks, on the model's own caches, and take these over.
+
+        Args:
+            tokens: Ids `[B, L]`.
+            lengths: Tokens of each row; rows of different length are refused for now.
+
+        Returns:
+            Logits `[B, vocabulary]` after the last token.
+        """
+        self._require_open()
+        if self._position:
+            raise SessionMisuse(
+                "the session holds tokens already",
+                where="prefill",
+                found=f"position {self._position}",
+                allowed="position 0",
+                fix="use extend(tokens), or a new session",
+            )
+        ids = self._tokens(tokens, None, "prefill")
+        if lengths is not None and [int(n) for n in lengths] != [ids.shape[1]] * self.batch_size:
+            raise ShapeMismatch(
+                "rows of different length are not supported for this topology",
+                where="prefill(lengths)",
+                found=list(lengths),
+                allowed=[ids.shape[1]] * self.batch_size,
+            )
+        self._reserve(ids.shape[1], "prefill")
+        before = ModuleState(self.model)
+        try:
+            native = make_prompt_cache(self.model)
+            for start in range(0, ids.shape[1], self._chunk):
+                logits = run(self.model, ids[:, start : start + self._chunk], native)
+                mx.eval(logits, [cache.state for cache in native])
+            adopted = [
+                type(cache).adopt(own, self.capacity)
+                for cache, own in zip(self._step.caches, native, strict=True)
+            ]
+            state = [cache.state for cache in adopted]
+            del native, adopted
+            mx.eval(state)
+        except BaseException:
+            before.restore()
+            raise
+        self._state, self._position = state, ids.shape[1]
+        return logits
+
+    def step(self, tokens: Any) -> mx.array:
+        """Feed one token a row through the compiled step.
+
+        Args:
+            tokens: Ids `[B]`.
+
+        Returns:
+            Logits `[B, vocabulary]`.
+
+        Raises:
+            CapacityExceeded, ShapeMismatch: nothing was dispatched or changed.
+            SessionBroken: the evaluation failed after the old buffers were given away.
+        """
+        state = self._require_state("step")
+        ids = self._tokens(tokens, 1, "step")
+        self._reserve(1, "step")
+        logits: mx.array
+        logits, new = self._compiled(self._step.parameters(), state, ids)
+        # The old buffers must be let go before evaluation, so that MLX writes into them instead of copying them.
+        del state
+        self._commit(logits, new, 1)
+        self._calls += 1
+        if self._calls == 3 and self.trace_count == 3:
+            warnings.warn(
+                "the decode step was traced at each of three calls: " + self._compiled.reasons[-1],
+                stacklevel=2,
+            )
+        return logits
+
+    def extend(self, tokens: Any) -> mx.array:
+        """Feed several tokens a row, eagerly, on the fixed-capacity caches; adds no trace.
+
+        Args:
+            tokens: Ids `[B, L]`.
+
+        Returns:
+            Logits `[B, vocabulary]` after the last token.
+        """
+        state = self._require_state("extend")
+        ids = self._tokens(tokens, None, "extend")
+        self._reserve(ids.shape[1], "extend")
+        before = ModuleState(self.model)
+        try:
+            caches = [
+                cache.with_state(arrays) for cache, arrays in zip(self._step.caches, state, strict=True)
+            ]
+            logits = run(self.model, ids, caches)
+        except BaseException:
+            before.restore()
+            raise
+        new = [cache.state for cache in caches]
+        del state, caches
+        self._commit(logits, new, ids.shape[1])
+        return logits
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 64,
+        sampler: Sampler | None = None,
+        stop_tokens: Collection[int] = (),
+    ) -> Iterator[int]:
+        """Yield generated token ids for one prompt; the stop token itself is not yielded.
+
+        Args:
+            prompt: Ids `[L]`, continued from where the session stands.
+            max_new_tokens: Most tokens to yield. The last one yielded is not fed back, so it needs no slot.
+            sampler: As mlx-lm's; greedy by default.
+            stop_tokens: Ids that end the text.
+        """
+        if self.batch_size != 1:
+            raise SessionMisuse("generate serves one row", found=f"batch_size {self.batch_size}", allowed=1)
+        _require_positive(max_new_tokens=max_new_tokens)
+        ids = self._tokens([prompt], None, "generate")
+        self._reserve(ids.shape[1] + max_new_tokens - 1, "generate")
+        return self._generate(ids, max_new_tokens, sampler, frozenset(stop_tokens))
+
+    def trim(self, n: int) -> int:
+        """Forget the last `n` tokens and return `n`; return 0 and change nothing where a cache cannot."""
+        state = self._require_state("trim")
+        if not 0 < n <= self._position:
+            return 0
+        caches = [cache.with_state(arrays) for cache, arrays in zip(self._step.caches, state, strict=True)]
+        if any(cache.trim(n) != n for cache in caches):
+            return 0
+        self._state, self._position = [cache.state for cache in caches], self._position - n
+        return n
+
+    def copy(self) -> Self:
+        """Return an independent session at the same position; the compiled step is shared, so it costs no trace."""
+        self._require_open()
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._state = self.state if self._state is not None else None
+        return other
+
+    def with_state(self, state: State) -> Self:
+        """Return a copy at the same position over other arrays of the same layout; the audit poisons slots with it."""
+        layout = [[(a.shape, a.dtype) for a in arrays] for arrays in self._require_state("with_state")]
+        given = [[(a.shape, a.dtype) for a in arrays] for arrays in state]
+        if given != layout:
+            raise ShapeMismatch(
+                "the state has another layout", where="with_state", found=given, allowed=layout
+            )
+        other = self.copy()
+        other._state = [list(arrays) for arrays in state]
+        return other
+
+    @property
+    def caches(self) -> list[FixedCapacityCache]:
+        """The caches as they are now, as objects of their own over the session's arrays."""
+        return [cache.with_state(arrays) for cache, arrays in zip(self._step.caches, self.state, strict=True)]
+
+    def save(self, path: str | Path) -> None:
+        """Write the session's tokens-so-far (caches and position) to one safetensors file, atomically."""
+        save_state(Path(path), self._step, self._require_state("save"), self._position)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module, **options: Any) -> Self:
+        """Read a saved session for the same model; `options` are those of the constructor but its sizes.
+
+        Raises:
+            SavedSessionInvalid: damaged, of another format version, or of another model.
+        """
+        saved = load_state(Path(path))
+        session = cls(model, saved.capacity, saved.batch_size, **options)
+        session._state = saved.state_for(session._step)
+        session._position = saved.position
+        return session
+
+    def _generate(
+        self, ids: mx.array, count: int, sampler: Sampler | None, stop_tokens: frozenset[int]
+    ) -> Iterator[int]:
+        logits = self.extend(ids) if self._position else self.prefill(ids)
+        for index in range(count):
+            sampled = (
+                sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+                if sampler
+                else mx.argmax(logits, -1)
+            )
+            token = host_int(sampled)
+            if token in stop_tokens:
+                return
+            yield token
+            if index + 1 < count:
+                logits = self.step([token])
+
+    def _commit(self, logits: mx.array, state: State, count: int) -> None:
+        """Evaluate and take over `state`; the old state is given away here, so a failure ends the session."""
+        self._state = None
+        try:
+            mx.eval(logits, state)
+        except BaseException as error:
+            self._broken = error
+            if not isinstance(error, Exception):
+                raise
+            raise SessionBroken(
+                "the evaluation failed after the buffers were given away",
+                found=error,
+                fix="start a new session",
+            ) from error
+        self._state = state
+        self._position += count
+
+    def _tokens(self, tokens: Any, length: int | None, call: str) -> mx.array:
+        return token_array(tokens, shape=(self.batch_size, length), vocabulary=self._vocabulary, call=call)
+
+    def _reserve(self, count: int, call: str) -> None:
+        """Refuse `count` more tokens where they don't fit: MLX would write outside the buffer without an error."""
+        if count > self.remaining:
+            raise CapacityExceeded(
+                "the tokens don't fit",
+                where=call,
+                found=f"{self._position} held and {count} more",
+                allowed=f"{self.capacity} in all (max_tokens)",
+                fix=f"make the session with max_tokens of {self._position + count} or more",
+            )
+
+    def _require_open(self) -> None:
+        if self._broken is not None:
+            raise SessionBroken("the session is closed", found=self._broken, fix="start a new session")
+
+    def _require_state(self, call: str) -> State:
+        self._require_open()
+        if self._state is None:
+            raise SessionMisuse("nothing was prefilled yet", where=call, fix="call prefill(tokens) first")
+        return self._state
+
+
+def _require_positive(**sizes: Any) -> None:
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ShapeMismatch(
+                "a size is not usable", where=name, found=value, allowed="an integer of 1 or more"
+            )
+
+
+def _vocabulary(model: nn.Module) -> int:
+    """Return the width of the logits, from one lazy token; nothing is evaluated."""
+    before = ModuleState(model)
+    try:
+        return int(model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model)).shape[-1])
+    finally:
+        before.restore()

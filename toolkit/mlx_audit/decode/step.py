@@ -1,0 +1,78 @@
+"""The pure decode step: `(parameters, state, tokens) → (logits, state)`, for compiling and for tracing alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_audit.adapters.module_state import ModuleState, Slot, parameter_slots
+from mlx_audit.caches import FixedCapacityCache
+from mlx_audit.decode.state import require_fixed_capacity
+
+State = list[list[mx.array]]
+"""One list of arrays for each cache."""
+
+
+class DecodeStep:
+    """The model's own forward as a function of arrays alone.
+
+    Args:
+        model: An mlx-lm model.
+        caches: Fixed-capacity caches that give the layout of the state; their arrays are not used.
+    """
+
+    def __init__(self, model: nn.Module, caches: Sequence[FixedCapacityCache]) -> None:
+        require_fixed_capacity(caches)
+        self.model = model
+        self.caches = tuple(caches)
+        self.written: list[str] = []
+        """Arrays on the module that the last run of the body replaced; they were put back."""
+
+    def slots(self) -> list[Slot]:
+        """Return the places of the parameters, in the order of `parameters()`."""
+        return parameter_slots(self.model)
+
+    def parameters(self) -> list[mx.array]:
+        """Return the model's parameters as they are now; replaced and changed weights both count."""
+        return [container[key] for _, container, key in parameter_slots(self.model)]
+
+    def __call__(
+        self, parameters: Sequence[mx.array], state: State, tokens: mx.array
+    ) -> tuple[mx.array, State]:
+        """Run one token a row.
+
+        Args:
+            parameters: In the order of `slots()`.
+            state: One list of arrays for each cache.
+            tokens: int32 `[B]`.
+
+        Returns:
+            Logits `[B, vocabulary]` and the new state.
+        """
+        before = ModuleState(self.model)
+        slots = parameter_slots(self.model)
+        try:
+            for slot, parameter in zip(slots, parameters, strict=True):
+                slot.container[slot.key] = parameter
+            caches = [cache.with_state(arrays) for cache, arrays in zip(self.caches, state, strict=True)]
+            logits = run(self.model, tokens[:, None], caches)
+        except BaseException:
+            before.restore()
+            raise
+        given = {(id(slot.container), slot.key): array for slot, array in zip(slots, parameters, strict=True)}
+        changes = before.array_changes()
+        # Arrays are placeholders now and must go. A Python value that the forward changed stays changed, as in eager
+        # decoding, so that the trace proof can see its effect.
+        before.undo(changes)
+        written = (c.path for c in changes if given.get((id(c.container), c.key)) is not c.new)
+        self.written = list(dict.fromkeys(written))
+        return logits, [cache.state for cache in caches]
+
+
+def run(model: nn.Module, tokens: mx.array, caches: Sequence[Any]) -> mx.array:
+    """Return the logits `[B, vocabulary]` after the last of `tokens` `[B, L]`, with any kind of caches."""
+    logits: mx.array = model(tokens, cache=list(caches))
+    return logits[:, -1]

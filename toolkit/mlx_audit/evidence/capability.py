@@ -1,0 +1,85 @@
+"""May this very model run compiled decoding here? The rule that sessions and the gate share."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlx_audit.errors import NotCompileCapable
+from mlx_audit.evidence.environment import backend
+from mlx_audit.evidence.records import RecordError, find_record, search_path, staleness
+from mlx_audit.manifests import Manifest, find_manifest
+from mlx_audit.models.rope import rope_kind
+
+
+class Identity(NamedTuple):
+    """What a model is, in the words of a manifest."""
+
+    manifest: Manifest
+    variant: str
+    arguments: Any
+
+
+def identify(model: Any) -> Identity:
+    """Return the manifest and variant of a model.
+
+    Raises:
+        NotCompileCapable: no manifest, or no variant of it, covers the model.
+    """
+    module = type(model).__module__
+    manifest = find_manifest(module)
+    if manifest is None:
+        raise NotCompileCapable(
+            "no manifest declares this model", where=module, fix="mlx-audit run MODEL.py --config config.json"
+        )
+    arguments = model
+    for name in manifest.arguments.split("."):
+        arguments = getattr(arguments, name)
+    variant = manifest.variant_for(arguments)
+    if variant is None:
+        raise NotCompileCapable(
+            "no variant of the manifest covers this configuration",
+            where=manifest.family,
+            allowed=", ".join(manifest.variants),
+            fix=f"add a variant to {manifest.path.name}",
+        )
+    return Identity(manifest, variant, arguments)
+
+
+def require_capable(model: Any, *, records: Path | None = None) -> Identity:
+    """Return the identity of a model whose variant has a valid record for this backend.
+
+    Raises:
+        NotCompileCapable: the record is missing, damaged, stale, or proves something else.
+    """
+    identity = identify(model)
+    manifest, variant, arguments = identity
+    here = backend()
+
+    def refused(what: str, found: object = None) -> NotCompileCapable:
+        return NotCompileCapable(
+            what,
+            where=f"{manifest.family}, variant {variant}, backend {here}",
+            found=found,
+            fix=f"mlx-audit run {manifest.family} --record",
+        )
+
+    try:
+        record = find_record(manifest.family, here, search_path(records))
+    except RecordError as error:
+        raise refused("the record cannot be used", error) from error
+    if record is None:
+        raise refused("compiled decoding was not proved here: there is no record")
+    if reasons := staleness(record, mlx_version=version("mlx")):
+        raise refused("the record is stale", "; ".join(reasons))
+    recorded = record.variants.get(variant)
+    if recorded is None:
+        raise refused("the record does not cover this variant", ", ".join(record.variants))
+    verdict = recorded.verdict()
+    if verdict.name not in ("capable", "limited"):
+        raise refused(f"the variant is {verdict.name}", verdict.reason)
+    kind = rope_kind(arguments)
+    if kind not in manifest.rope_kinds:
+        raise refused("this RoPE kind was not proved", kind)
+    return identity

@@ -1,0 +1,220 @@
+"""Records: what was proved, where it is looked for, and when it lapses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mlx_audit import resources
+from mlx_audit.errors import MlxAuditError
+from mlx_audit.evidence.digests import model_digest, toolkit_digest
+from mlx_audit.evidence.results import CheckResult, Result, VerdictName
+from mlx_audit.evidence.verdict import Verdict, decide
+from mlx_audit.manifests import Manifest
+
+SCHEMA = "mlx-audit/record/1"
+_MOST_BYTES = 16 << 20
+
+
+class RecordError(MlxAuditError):
+    """A record file is damaged or of another format version."""
+
+
+class RecordedResult(BaseModel):
+    """One configuration's checks, without times and paths."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    configuration: str
+    checks: list[CheckResult]
+
+
+class RecordedVariant(BaseModel):
+    """All configurations of one variant."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    profile: str
+    seed: int
+    limits: list[str] = Field(default_factory=list)
+    results: list[RecordedResult]
+
+    def verdict(self) -> Verdict:
+        """Recompute the verdict from the checks; nothing stored is believed."""
+        return combine(decide(result.checks, limits=self.limits) for result in self.results)
+
+
+class Record(BaseModel):
+    """The evidence for one family on one backend."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    schema_: str = Field(default=SCHEMA, alias="schema")
+    family: str
+    module: str
+    backend: str
+    mlx: str
+    """Minor version, such as `0.32`."""
+    digests: dict[str, str]
+    variants: dict[str, RecordedVariant]
+    digest: str = ""
+    """Over all the rest: it catches accidents, not forgery."""
+
+    def to_json(self) -> str:
+        """Return the canonical text: sorted keys, and the self-digest filled in."""
+        body = self.model_dump(by_alias=True, exclude={"digest"})
+        body["digest"] = _self_digest(body)
+        return json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def combine(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict of a variant from those of its configurations: the weakest one decides."""
+    order: tuple[VerdictName, ...] = ("not-capable", "undecided", "limited", "capable")
+    return min(
+        verdicts, key=lambda verdict: order.index(verdict.name), default=Verdict("undecided", "no result")
+    )
+
+
+def make_record(manifest: Manifest, results: Sequence[Result], backend: str, mlx_version: str) -> Record:
+    """Return the record of one run over a family's variants."""
+    variants: dict[str, RecordedVariant] = {}
+    for result in results:
+        checks = [check.model_copy(update={"where": None, "reproduce": None}) for check in result.checks]
+        variant = variants.setdefault(
+            result.variant,
+            RecordedVariant(profile=result.profile, seed=result.seed, limits=result.limits, results=[]),
+        )
+        variant.results.append(RecordedResult(configuration=result.configuration, checks=checks))
+    return Record(
+        family=manifest.family,
+        module=manifest.module,
+        backend=backend,
+        mlx=minor(mlx_version),
+        digests=current_digests(manifest.module),
+        variants=variants,
+    )
+
+
+def current_digests(module: str) -> dict[str, str]:
+    """Return the digests that a record of `module` must have to be valid here and now."""
+    return {"model": model_digest(module), "toolkit": toolkit_digest()}
+
+
+def minor(version: str) -> str:
+    """Return `0.32` for `0.32.4`."""
+    return ".".join(version.split(".")[:2])
+
+
+def record_path(folder: Path, family: str, backend: str) -> Path:
+    """Return where the record of a family and backend lies below `folder`."""
+    return folder / family / f"{backend}.json"
+
+
+def search_path(records: Path | None = None, *, working_directory: bool = False) -> list[Path]:
+    """Return the folders to look in, first to last.
+
+    Args:
+        records: A folder that the caller named.
+        working_directory: Also look in `./model_audits/records`; only the command line does.
+    """
+    folders = [records] if records is not None else []
+    if named := os.environ.get("MLX_AUDIT_RECORDS"):
+        folders.append(Path(named))
+    if working_directory and (here := Path("model_audits")).is_dir():
+        folders.append(here / "records")
+    return [*folders, resources.model_audits() / "records"]
+
+
+def find_record(family: str, backend: str, folders: Sequence[Path]) -> Record | None:
+    """Return the first record found, or None.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    for folder in folders:
+        path = record_path(folder, family, backend)
+        if path.is_file():
+            return load_record(path)
+    return None
+
+
+def load_record(path: Path) -> Record:
+    """Read a record and check its form and self-digest.
+
+    Raises:
+        RecordError: damaged, oversized, or of another format version.
+    """
+
+    def invalid(what: str, found: object = None, allowed: object = None) -> RecordError:
+        return RecordError(
+            what,
+            where=str(path),
+            found=found,
+            allowed=allowed,
+            fix=f"mlx-audit run {path.parent.name} --record",
+        )
+
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise invalid("the record is too large", path.stat().st_size, f"{_MOST_BYTES} bytes")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise invalid("the record cannot be read", error) from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise invalid(
+            "another format version", data.get("schema") if isinstance(data, dict) else None, SCHEMA
+        )
+    stored = data.pop("digest", None)
+    if stored != _self_digest(data):
+        raise invalid("the record was changed after it was written (self-digest)", stored)
+    try:
+        return Record.model_validate({**data, "digest": stored})
+    except ValidationError as error:
+        raise invalid("the record does not have the form of its schema", error.errors()[0]["msg"]) from error
+
+
+def staleness(record: Record, *, mlx_version: str) -> list[str]:
+    """Return why a record no longer counts, each reason naming what changed; empty when it is valid."""
+    reasons = []
+    if record.mlx != minor(mlx_version):
+        reasons.append(f"recorded with mlx {record.mlx}, installed is {minor(mlx_version)}")
+    names = {"model": f"the source of {record.module}", "toolkit": "mlx-audit's caches, adapters or decode"}
+    for name, digest in current_digests(record.module).items():
+        if record.digests.get(name) != digest:
+            reasons.append(f"{names[name]} changed since")
+    return reasons
+
+
+def write_record(record: Record, folder: Path) -> Path:
+    """Write a record below `folder`, atomically, and return its path."""
+    path = record_path(folder, record.family, record.backend)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, record.to_json())
+    return path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that a reader, or a killed run, sees the old file or the new one."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _self_digest(body: Mapping[str, Any]) -> str:
+    text = json.dumps({k: v for k, v in body.items() if k != "digest"}, sort_keys=True, ensure_ascii=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,0 +1,114 @@
+"""A model's module, found and read as a file; nothing of mlx-lm is imported or run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from mlx_audit.manifests.suggestions import did_you_mean
+
+PACKAGE = "mlx_lm.models"
+
+
+def module_file(folder: Path, module: str) -> Path | None:
+    """The file of a manifest's module, which need not exist; None when mlx-lm is not installed.
+
+    Args:
+        folder: The manifest's folder, which `./file.py` is relative to.
+        module: `mlx_lm.models.<name>` or `./file.py`.
+    """
+    if module.startswith("./"):
+        return folder / module
+    models = models_folder()
+    return None if models is None else models / f"{module.removeprefix(PACKAGE + '.')}.py"
+
+
+def module_key(folder: Path, module: str) -> str:
+    """What tells modules apart: the dotted name, or the absolute path of a file."""
+    return str((folder / module).resolve()) if module.startswith("./") else module
+
+
+@cache
+def models_folder() -> Path | None:
+    """The folder of mlx-lm's models; finding a top-level package does not run it."""
+    spec = find_spec("mlx_lm")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations))) / "models"
+
+
+def missing(folder: Path, module: str) -> tuple[str, str | None] | None:
+    """What is wrong with a manifest's module and how to mend it, or None."""
+    path = module_file(folder, module)
+    if path is None:
+        return "mlx-lm is not installed", "pip install mlx-lm"
+    if module.startswith("./") and path.resolve().parent != folder.resolve():
+        return "the module lies outside the manifest's folder", "move it beside the manifest"
+    if path.is_file():
+        return None
+    pattern, prefix = ("*.py", "./") if module.startswith("./") else ("[a-z]*.py", f"{PACKAGE}.")
+    known = [
+        f"{prefix}{other.name if prefix == './' else other.stem}"
+        for other in sorted(path.parent.glob(pattern))
+    ]
+    return "no such module", did_you_mean(module, known)
+
+
+def argument_names(folder: Path, module: str) -> frozenset[str] | None:
+    """The names that the module's arguments can have; None when the module does not say.
+
+    They are the fields of its dataclasses, and what their methods set on `self`, in the module and in the modules
+    beside it that it imports from.
+    """
+    path = module_file(folder, module)
+    if path is None or missing(folder, module) is not None:
+        return None
+    return _names(path)
+
+
+@cache
+def _names(path: Path) -> frozenset[str] | None:
+    names: set[str] = set()
+    waiting, seen = [path], {path}
+    while waiting:
+        try:
+            tree = ast.parse(waiting.pop().read_text(encoding="utf-8"))
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            return None
+        names |= set(_dataclass_names(tree))
+        siblings = {
+            folder / f"{name}.py"
+            for name in _imports(tree)
+            for folder in (path.parent, models_folder())
+            if folder
+        }
+        waiting += sorted(sibling for sibling in siblings - seen if sibling.is_file())
+        seen |= siblings
+    return frozenset(names) or None
+
+
+def _dataclass_names(tree: ast.Module) -> Iterator[str]:
+    for owner in tree.body:
+        if not isinstance(owner, ast.ClassDef) or "dataclass" not in map(_decorator, owner.decorator_list):
+            continue
+        for node in ast.walk(owner):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.target.id
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                yield node.attr
+
+
+def _decorator(node: ast.expr) -> str:
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Names of sibling modules of mlx_lm.models that the module takes something from."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.level == 1 or (node.module or "").startswith(PACKAGE)):
+            module = (node.module or "").removeprefix(PACKAGE).lstrip(".")
+            yield from [module] if module else [alias.name for alias in node.names]

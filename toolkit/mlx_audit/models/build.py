@@ -1,0 +1,73 @@
+"""Building models: full-size ones whose weights stay lazy, and tiny ones with weights that tests can see through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_audit.errors import TargetError
+
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+_WEIGHT_SCALE = 3.0
+"""Greedy tokens of default tiny weights hardly vary, so that a wrong position would not show in them."""
+
+
+def resolve_arguments(module: ModuleType, config: Mapping[str, Any]) -> Any:
+    """Return the module's `ModelArgs` for a configuration, defaults applied.
+
+    Raises:
+        TargetError: the configuration lacks a value or has one of a wrong type.
+    """
+    try:
+        return module.ModelArgs.from_dict(dict(config))
+    except Exception as error:
+        raise TargetError(
+            "the configuration does not fit the model",
+            where=module.__name__,
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def build_lazy(
+    module: ModuleType, arguments: Any, *, dtype: str = "float32", quantization: Any = None
+) -> nn.Module:
+    """Return a model of any size whose parameters are never evaluated.
+
+    Args:
+        module: A model module.
+        arguments: Its resolved `ModelArgs`.
+        dtype: A key of `DTYPES`.
+        quantization: mlx-lm's `quantization` entry (`bits`, `group_size`), or None.
+    """
+    try:
+        model: nn.Module = module.Model(arguments)
+        model.eval()
+        model.set_dtype(DTYPES[dtype])
+        if isinstance(quantization, Mapping):
+            nn.quantize(model, group_size=quantization["group_size"], bits=quantization["bits"])
+    except Exception as error:
+        raise TargetError(
+            "the model cannot be built from this configuration",
+            where=module.__name__,
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+    return model
+
+
+def build_tiny(module: ModuleType, arguments: Any, *, seed: int, dtype: str = "float32") -> nn.Module:
+    """Return an evaluated model with random weights from `seed`, its matrices scaled so that tokens vary."""
+    mx.random.seed(seed)
+    model = build_lazy(module, arguments)
+
+    def scale(array: mx.array) -> mx.array:
+        return array * _WEIGHT_SCALE if array.ndim == 2 else array
+
+    model.apply(scale)
+    model.set_dtype(DTYPES[dtype])
+    mx.eval(model.parameters())
+    return model

@@ -1,0 +1,96 @@
+"""Importing model code: mlx-lm's modules without the rest of mlx-lm, and a user's file as if it lay beside them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mlx_audit.errors import TargetError
+
+MODELS = "mlx_lm.models"
+_FILE_PREFIX = f"{MODELS}._mlx_audit_"
+
+
+def import_model(module: str) -> ModuleType:
+    """Return a module of `mlx_lm.models`, such as `mlx_lm.models.llama`.
+
+    Raises:
+        TargetError: there is none of this name, or it cannot be imported.
+    """
+    defer_mlx_lm()
+    try:
+        return _checked(importlib.import_module(module), module)
+    except ImportError as error:
+        raise TargetError(
+            "the model module cannot be imported", where=module, found=error, fix="install a newer mlx-lm"
+        ) from error
+
+
+def import_file(path: Path) -> ModuleType:
+    """Return the module of a model file; its relative imports find mlx-lm's own models.
+
+    The file is executed: only a path that the user typed comes here.
+
+    Raises:
+        TargetError: the file cannot be imported.
+    """
+    defer_mlx_lm()
+    importlib.import_module(MODELS)
+    name = f"{_FILE_PREFIX}{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError("not a Python file", where=str(path), allowed="a model file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+        return _checked(module, str(path))
+    except TargetError:
+        raise
+    except Exception as error:
+        line = getattr(error.__traceback__ and error.__traceback__.tb_next, "tb_lineno", None)
+        raise TargetError(
+            "the model file cannot be imported",
+            where=f"{path}:{getattr(error, 'lineno', None) or line or 1}",
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def defer_mlx_lm() -> None:
+    """Make `import mlx_lm.models.…` skip mlx-lm's own `__init__`, which loads transformers, until it is asked for.
+
+    An attribute of `mlx_lm` that is not there yet (`mlx_lm.load`) executes the real `__init__`.
+    """
+    if "mlx_lm" in sys.modules:
+        return
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None or spec.loader is None:
+        raise TargetError("mlx-lm is not installed", fix="pip install mlx-lm")
+    loader = spec.loader
+    package = importlib.util.module_from_spec(spec)
+
+    def load(name: str) -> Any:
+        # import_module asks for dunder names of its own accord; they must not load anything.
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        package.__dict__.pop("__getattr__", None)
+        loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__dict__["__getattr__"] = load
+    sys.modules["mlx_lm"] = package
+
+
+def _checked(module: ModuleType, where: str) -> ModuleType:
+    for name in ("Model", "ModelArgs"):
+        if not isinstance(getattr(module, name, None), type):
+            raise TargetError(
+                f"the module has no class `{name}`",
+                where=where,
+                allowed="mlx-lm's layout: Model and ModelArgs",
+            )
+    return module

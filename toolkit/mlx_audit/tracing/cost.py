@@ -1,0 +1,59 @@
+"""What one decode step reads and does, from its graph alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import prod
+
+from mlx_audit.tracing.graph import Graph, Value
+
+_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2}
+_WIDE = {"int64": 8, "uint64": 8, "float64": 8, "complex64": 8}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one step for one row.
+
+    Attributes:
+        capacity: Tokens that the caches hold, and that a step attends over.
+        weights_bytes: Parameters read; of an embedding that is only looked up, nothing.
+        cache_bytes: Cache read, at this capacity.
+        primitives: Operations in the graph, before fusion.
+        equal_capacity: Capacity at which the cache costs as much as the weights. A fixed-capacity step reads all of
+            its capacity while eager decoding reads what is filled, so well beyond this a compiled step stops paying
+            unless the cache is nearly full.
+    """
+
+    capacity: int
+    weights_bytes: int
+    cache_bytes: int
+    primitives: int
+    equal_capacity: int
+
+    def figures(self) -> dict[str, int]:
+        """Return the fields as plain figures."""
+        return asdict(self)
+
+
+def step_cost(graph: Graph, capacity: int, traced_capacity: int) -> Cost:
+    """Return the cost of a step at `capacity`, from a graph that was traced at `traced_capacity`."""
+    weights = sum(_size(value) for value in graph.parameters if _is_read_whole(graph, value))
+    slot = sum(
+        _size(value) // traced_capacity for value in graph.state_inputs if traced_capacity in value.shape
+    )
+    return Cost(
+        capacity=capacity,
+        weights_bytes=weights,
+        cache_bytes=slot * capacity,
+        primitives=len(graph.nodes),
+        equal_capacity=weights // slot if slot else 0,
+    )
+
+
+def _is_read_whole(graph: Graph, value: Value) -> bool:
+    return any(node.primitive not in ("Gather", "GatherAxis") for node in graph.users.get(value.name, ()))
+
+
+def _size(value: Value) -> int:
+    return prod(value.shape) * (_BYTES.get(value.dtype) or _WIDE.get(value.dtype, 4))

@@ -1,0 +1,141 @@
+"""The trace proof: the same graph after every history, traced twice in a row after each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_audit.adapters import ModuleState, Slot, parameter_slots
+from mlx_audit.tracing.graph import Graph
+from mlx_audit.tracing.tracer import Event, StepTracer, readable
+
+HISTORIES: tuple[tuple[int, ...], ...] = ((3,), (1,), (5, 4))
+"""Chunk lengths of the prefill before each pair of traces."""
+
+_MOST_DIFFERENCES = 3
+
+
+@dataclass
+class TraceProof:
+    """What six traces of one step showed."""
+
+    graph: Graph
+    """Of the first trace."""
+    differences: list[str] = field(default_factory=list)
+    """Where a later trace differs from the first, by primitive, constant or attribute; empty in a proof."""
+    traces: int = 0
+
+
+def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) -> TraceProof:
+    """Trace the step twice in a row after each history and compare all traces with the first.
+
+    Raises:
+        TraceFailed, ExportRefused: see `StepTracer.events`.
+    """
+    first: list[Event] = []
+    differences: list[str] = []
+    traces = 0
+    pristine = ModuleState(tracer.model)
+    for chunks in histories:
+        pristine.restore()
+        slots = parameter_slots(tracer.model)
+        state = tracer.state_after(chunks)
+        differences += _written(f"prefill {list(chunks)}", _changed_slots(slots, tracer))
+        for turn in ("first", "second"):
+            label = f"{turn} trace after prefill {list(chunks)}"
+            if not first:
+                tracer.events(state, lambda event: first.append(readable(event)))
+            else:
+                comparison = _Comparison(first, label)
+                tracer.events(state, comparison.receive)
+                differences += comparison.finish()
+            differences += _written("the step", tracer.step.written)
+            traces += 1
+    pristine.restore()
+    graph = tracer.graph(first)
+    leaked = [
+        f"constant {constant}, used by {graph.consumer(name)}"
+        for name, constant in graph.constants.items()
+        if constant.leaked
+    ]
+    named = list(dict.fromkeys(leaked + differences))
+    return TraceProof(graph, [_with_consumer(graph, text) for text in named], traces)
+
+
+def _changed_slots(before: Sequence[Slot], tracer: StepTracer) -> list[str]:
+    """Return the parameters that a prefill added or replaced."""
+    old = {path: container[key] for path, container, key in before}
+    now = {path: container[key] for path, container, key in parameter_slots(tracer.model)}
+    known = {id(value) for value in old.values()}
+    return [path for path, value in now.items() if path not in old or id(value) not in known]
+
+
+def _written(who: str, paths: Sequence[str]) -> list[str]:
+    return [f"{who} wrote an array on the module, outside the caches: {path}" for path in paths]
+
+
+class _Comparison:
+    """Compares the events of a later trace with those of the first as they come in."""
+
+    def __init__(self, first: Sequence[Event], label: str) -> None:
+        self._first = first
+        self._label = label
+        self._index = 0
+        self._found: list[str] = []
+        self._lost = False
+
+    def receive(self, event: Event) -> None:
+        """Take the next event."""
+        index, self._index = self._index, self._index + 1
+        if self._lost or len(self._found) >= _MOST_DIFFERENCES:
+            return
+        if index >= len(self._first):
+            self._lose(f"more primitives, from {event.get('name', event['type'])} on")
+            return
+        event, wanted = readable(event), self._first[index]
+        if event != wanted:
+            self._differ(wanted, event)
+
+    def finish(self) -> list[str]:
+        """Return the differences, each with the trace that showed it."""
+        if not self._lost and self._index < len(self._first):
+            self._found.append(f"{len(self._first) - self._index} primitives fewer")
+        return [f"{text} ({self._label})" for text in self._found]
+
+    def _differ(self, wanted: Event, event: Event) -> None:
+        if event["type"] != wanted["type"]:
+            self._lose(f"{wanted['type']} became {event['type']}")
+        elif event["type"] == "constants":
+            self._constants(wanted["constants"], event["constants"])
+        elif event["type"] != "primitive":
+            self._lose(f"the {event['type']} changed form")
+        elif event["name"] != wanted["name"]:
+            self._lose(f"primitive {wanted['name']} became {event['name']}")
+        elif event["arguments"] != wanted["arguments"]:
+            at = f"%{wanted['outputs'][0][0]}%"
+            self._found.append(
+                f"{event['name']} arguments {wanted['arguments']} became {event['arguments']}{at}"
+            )
+        else:
+            self._lose(f"{event['name']} reads or makes other arrays")
+
+    def _constants(self, wanted: list[Any], found: list[Any]) -> None:
+        for (name, old), (_, new) in zip(wanted, found, strict=False):
+            if old != new and len(self._found) < _MOST_DIFFERENCES:
+                self._found.append(f"constant {old} became {new}%{name}%")
+        if len(wanted) != len(found):
+            self._lose(f"{len(wanted)} constants became {len(found)}")
+
+    def _lose(self, text: str) -> None:
+        """Note a difference after which the two traces cannot be aligned any more."""
+        self._found.append(text)
+        self._lost = True
+
+
+def _with_consumer(graph: Graph, text: str) -> str:
+    """Replace the name of a value between percent signs by what uses it."""
+    head, *rest = text.split("%")
+    if len(rest) != 2:
+        return text
+    return f"{head}, used by {graph.consumer(rest[0])}{rest[1]}"

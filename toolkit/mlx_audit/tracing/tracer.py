@@ -1,0 +1,237 @@
+"""Hands out the traced step as data, without evaluating anything: any size of model traces in its structure's time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+import mlx_audit
+from mlx_audit.adapters import FixedCapacityKVCacheProviding, parameter_slots
+from mlx_audit.decode import DecodeStep, State
+from mlx_audit.errors import MlxAuditError
+from mlx_audit.tracing.constants import dtype_name, read_constant
+from mlx_audit.tracing.graph import Graph, Node, Value
+
+PRIME_CAPACITY = 4099
+"""A capacity that is prime, so that no other axis of a model is taken for it."""
+
+Event = dict[str, Any]
+
+
+class TraceFailed(MlxAuditError):
+    """The forward raised while it was traced: it reads a value that a compiled graph doesn't have."""
+
+    exit_code = 1
+
+
+class ExportRefused(MlxAuditError):
+    """MLX could not hand out the graph; this says nothing about the model."""
+
+    exit_code = 4
+
+
+class StepTracer:
+    """Traces one model's decode step after a history of prefill chunks.
+
+    Args:
+        model: An mlx-lm model; parameters may be lazy and stay so.
+        provider: Makes its fixed-capacity caches.
+        capacity: Tokens; prime by default.
+        batch_size: Rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        provider: FixedCapacityKVCacheProviding,
+        *,
+        capacity: int = PRIME_CAPACITY,
+        batch_size: int = 1,
+    ) -> None:
+        self.model = model
+        self.capacity = capacity
+        self.batch_size = batch_size
+        self.step = DecodeStep(model, provider.new_fixed_capacity_cache(capacity, batch_size=batch_size))
+        self.state_paths = [
+            f"caches[{index}].{name}"
+            for index, cache in enumerate(self.step.caches)
+            for name in _leaf_names(cache)
+        ]
+
+    def state_after(self, chunks: Sequence[int]) -> State:
+        """Return the adopted state after a lazy native prefill in chunks of the given lengths."""
+        native = make_prompt_cache(self.model)
+        with _named_failures():
+            for length in chunks:
+                self.model(mx.zeros((self.batch_size, length), mx.int32), cache=native)
+        return [
+            type(cache).adopt(own, self.capacity).state
+            for cache, own in zip(self.step.caches, native, strict=True)
+        ]
+
+    def events(self, state: State, receive: Callable[[Event], None]) -> None:
+        """Trace the step once and hand each event of MLX's exporter to `receive`.
+
+        Raises:
+            TraceFailed: the forward raised; `where` is the line.
+            ExportRefused: MLX's exporter raised; `found` is its message, with the primitive's name.
+        """
+        parameters = self.step.parameters()
+        count = len(parameters)
+        sizes = [len(arrays) for arrays in state]
+        inside: list[BaseException] = []
+
+        def flat(*arrays: mx.array) -> list[mx.array]:
+            rest = list(arrays[count:-1])
+            rows = [[rest.pop(0) for _ in range(size)] for size in sizes]
+            try:
+                with _named_failures():
+                    logits, new = self.step(list(arrays[:count]), rows, arrays[-1])
+            except BaseException as error:
+                inside.append(error)
+                raise
+            return [logits, *(array for leaves in new for array in leaves)]
+
+        leaves = [array for arrays in state for array in arrays]
+        try:
+            with _exportable():
+                mx.export_function(
+                    receive, flat, *parameters, *leaves, mx.zeros((self.batch_size,), mx.int32)
+                )
+        except Exception as error:
+            if inside:
+                raise inside[0] from None
+            raise ExportRefused("MLX's exporter refused the graph", found=error) from error
+
+    def graph(self, events: Sequence[Event]) -> Graph:
+        """Return the graph that a complete list of events describes."""
+        paths = [slot.path for slot in parameter_slots(self.model)]
+        return build_graph(events, [*paths, *self.state_paths, "tokens"], len(paths), self.state_paths)
+
+
+def build_graph(
+    events: Sequence[Event], paths: Sequence[str], parameter_count: int, state_paths: Sequence[str]
+) -> Graph:
+    """Return the graph described by the events of `mx.export_function`."""
+    by_type: dict[str, Event] = {event["type"]: event for event in events if event["type"] != "primitive"}
+    inputs = [_value(item, path) for item, path in zip(by_type["inputs"]["inputs"], paths, strict=True)]
+    return Graph(
+        inputs=inputs,
+        outputs=[_value(item) for item in by_type["outputs"]["outputs"]],
+        constants=dict(by_type["constants"]["constants"]),
+        nodes=[
+            Node(
+                event["name"],
+                tuple(event["arguments"]),
+                tuple(_value(item) for item in event["inputs"]),
+                tuple(_value(item) for item in event["outputs"]),
+            )
+            for event in events
+            if event["type"] == "primitive"
+        ],
+        parameter_count=parameter_count,
+        state_paths=list(state_paths),
+    )
+
+
+def readable(event: Event) -> Event:
+    """Return an event whose constants are values that can be compared and kept."""
+    if event["type"] != "constants":
+        return event
+    return {**event, "constants": [(name, read_constant(array)) for name, array in event["constants"]]}
+
+
+def source_line(error: BaseException) -> str | None:
+    """Return `file:line` of the innermost frame outside mlx-audit and MLX."""
+    own, framework = Path(mlx_audit.__file__).parent, Path(nn.__file__).parents[1]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if not path.is_relative_to(own) and not path.is_relative_to(framework):
+            return f"{short_path(path)}:{frame.lineno}"
+    return None
+
+
+def short_path(path: Path) -> str:
+    """Return a path from the installed package on, such as `mlx_lm/models/llama.py`; others keep their name."""
+    parts = path.parts
+    return "/".join(parts[parts.index("mlx_lm") :]) if "mlx_lm" in parts else path.name
+
+
+def _value(item: tuple[str, tuple[int, ...], mx.Dtype], path: str = "") -> Value:
+    name, shape, dtype = item
+    return Value(name, tuple(shape), dtype_name(dtype), path)
+
+
+def _leaf_names(cache: Any) -> list[str]:
+    """Return a name for each state array of a cache: its attribute where there is one."""
+    known = {
+        id(value): name.lstrip("_") for name, value in vars(cache).items() if isinstance(value, mx.array)
+    }
+    return [known.get(id(array), str(index)) for index, array in enumerate(cache.state)]
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """Turn an exception of the model's code into one that names the line."""
+    try:
+        yield
+    except MlxAuditError:
+        raise
+    except Exception as error:
+        raise TraceFailed(
+            "the forward reads a value on the host, or cannot run on arrays of fixed capacity",
+            where=source_line(error),
+            found=f"{type(error).__name__}: {error}",
+            fix="keep the position an array: no int(), .item(), range or branch on it",
+        ) from error
+
+
+@contextmanager
+def _exportable() -> Iterator[None]:
+    """Make graphs exportable: no `Contiguous` primitive and no nested compiled ones, and no garbage collection."""
+    contiguous, collecting, compiling = mx.contiguous, gc.isenabled(), compile_is_on()
+
+    def identity(array: mx.array, *_: Any, **__: Any) -> mx.array:
+        return array
+
+    mx.contiguous = identity
+    gc.disable()
+    if compiling:
+        mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.contiguous = contiguous
+        if compiling:
+            mx.enable_compile()
+        if collecting:
+            gc.enable()
+
+
+def compile_is_on() -> bool:
+    """Return whether `mx.compile` traces once instead of running Python at every call; evaluates nothing."""
+    calls = 0
+
+    def probe(array: mx.array) -> mx.array:
+        nonlocal calls
+        calls += 1
+        return array + 1
+
+    compiled = mx.compile(probe)
+    compiled(mx.array(0))
+    compiled(mx.array(0))
+    return calls == 1
+
+
+def compile_switched_off() -> bool:
+    """Return whether the environment switches compilation off; MLX looks only at the variable's presence."""
+    return "MLX_DISABLE_COMPILE" in os.environ
