@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mlx_audit._version import __version__
+
 if TYPE_CHECKING:
     from mlx_audit.adapters import FixedCapacityKVCacheProviding, adapter_for
     from mlx_audit.caches import FixedCapacityCache, FixedCapacityKVCache
@@ -14,6 +16,7 @@ __all__ = [
     "FixedCapacityCache",
     "FixedCapacityKVCache",
     "FixedCapacityKVCacheProviding",
+    "__version__",
     "adapter_for",
 ]
 

@@ -15,9 +15,11 @@ from mlx_audit.audit.events import (
     Planned,
     PlannedCheck,
     PlannedSubject,
+    Ready,
     SubjectFinished,
     SubjectStarted,
 )
+from mlx_audit.audit.exit_codes import UNDECIDED
 from mlx_audit.audit.request import Request
 from mlx_audit.evidence.digests import file_digest, model_digest, toolkit_digest
 from mlx_audit.evidence.results import CheckResult, ClaimResult, Environment, Result
@@ -39,6 +41,7 @@ class Assembly:
         self.planned: Planned | None = None
         self.failed: Failed | None = None
         self.ended = False
+        self._ready = False
         self._found: list[dict[str, CheckResult]] = []
         self._seconds: dict[int, float] = {}
         self._running: CheckStarted | None = None
@@ -50,6 +53,8 @@ class Assembly:
     def receive(self, event: Event) -> None:
         """Take the next event."""
         match event:
+            case Ready():
+                self._ready = True
             case Planned():
                 self.planned = event
                 self._found = [{} for _ in event.subjects]
@@ -93,6 +98,10 @@ class Assembly:
             last_line: The last line that the process wrote to stderr.
         """
         self.ended = True
+        if not self._ready:
+            message = f"{how} before it could begin" + (f": {last_line}" if last_line else "")
+            self.failed = Failed(message=message, exit_code=UNDECIDED)
+            return
         during = f" during {self.running}" if self.running else f" {self._phase()}"
         self._death = how + during + (f": {last_line}" if last_line else "")
         self._seconds.setdefault(self._subject, round(time.monotonic() - self._started, 3))

@@ -27,6 +27,7 @@ from mlx_audit.audit.events import (
     Event,
     Failed,
     Planned,
+    Ready,
     SubjectFinished,
     SubjectStarted,
     write_event,
@@ -58,7 +59,9 @@ def audit(request: Request, emit: Emit) -> None:
     emit(Done())
 
 
-def _subject(index: int, entry: Entry, before: Mapping[str, CheckResult], emit: Emit) -> dict[str, CheckResult]:
+def _subject(
+    index: int, entry: Entry, before: Mapping[str, CheckResult], emit: Emit
+) -> dict[str, CheckResult]:
     """Run the checks of one subject and return their results by code."""
     started = time.perf_counter()
     emit(SubjectStarted(subject=index))
@@ -85,7 +88,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
+        return [
+            plain(item) for item in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        ]
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
@@ -104,6 +109,20 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     all_checks()
+
+    def emit(event: Event) -> None:
+        data = write_event(event)
+        while data:
+            data = data[os.write(channel, data) :]
+
+    emit(Ready())
+    audit(_request(requests), emit)
+    # Not sys.exit: nothing is left to do, and tearing down arrays and threads takes its time.
+    os._exit(0)
+
+
+def _request(requests: int) -> Request:
+    """Read the request, and from then on watch for the end of the parent."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(requests, 1 << 16)
@@ -111,15 +130,7 @@ def main() -> None:
             os._exit(0)  # the parent has no work after all
         line += part
     threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
-
-    def emit(event: Event) -> None:
-        data = write_event(event)
-        while data:
-            data = data[os.write(channel, data) :]
-
-    audit(Request.model_validate_json(line), emit)
-    # Not sys.exit: nothing is left to do, and tearing down arrays and threads takes its time.
-    os._exit(0)
+    return Request.model_validate_json(line)
 
 
 def _end_with_parent(requests: int) -> None:

@@ -38,6 +38,12 @@ class PlannedSubject(_Event):
     """Subjects whose numeric checks count for this one too, the nearest first."""
 
 
+class Ready(_Event):
+    """The child's imports worked: what breaks from now on is the target's doing."""
+
+    kind: Literal["ready"] = "ready"
+
+
 class Planned(_Event):
     """All subjects of the target; `subject` in later events is an index into them."""
 
@@ -93,7 +99,7 @@ class Done(_Event):
     kind: Literal["done"] = "done"
 
 
-Event = Planned | SubjectStarted | CheckStarted | CheckFinished | SubjectFinished | Failed | Done
+Event = Ready | Planned | SubjectStarted | CheckStarted | CheckFinished | SubjectFinished | Failed | Done
 
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 

@@ -277,7 +277,9 @@ def _blocked(manifest: Manifest, options: Options, reason: str) -> Plan:
     return plan
 
 
-def _entry(planned: PlannedSubject, subject: Subject | None, tiers: Iterable[Tier], options: Options) -> Entry:
+def _entry(
+    planned: PlannedSubject, subject: Subject | None, tiers: Iterable[Tier], options: Options
+) -> Entry:
     wanted = set(tiers)
     if subject is None or subject.checkpoint is None:
         wanted.discard("checkpoint")

@@ -33,6 +33,8 @@ def list(json: Json = False) -> int:  # noqa: A001 - the function is named like 
 
 
 def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
+    from mlx_audit.evidence.records import record_state
+
     return tuple(
         {
             "family": manifest.family,
@@ -42,18 +44,10 @@ def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
             "limits": variant.limits,
             "rope": {item.kind: item.claim for item in manifest.rope},
             "configurations": len(manifest.configurations),
-            "record": _record_state(manifest, name),
+            "record": record_state(manifest, name),
         }
         for name, variant in manifest.variants.items()
     )
-
-
-def _record_state(manifest: Manifest, variant: str) -> str:
-    """What the stored evidence says: `none`, or the state that the records themselves report."""
-    from mlx_audit.evidence import records
-
-    state = getattr(records, "record_state", None)
-    return "none" if state is None else str(state(manifest, variant))
 
 
 def _table(rows: Rows) -> None:

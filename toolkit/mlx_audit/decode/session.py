@@ -17,12 +17,15 @@ from mlx_audit.caches import FixedCapacityCache, handle, host_int
 from mlx_audit.decode.counted import CountedCompile
 from mlx_audit.decode.saved import load_state, save_state
 from mlx_audit.decode.step import DecodeStep, State, run
-from mlx_audit.decode.tokens import token_array
+from mlx_audit.decode.tokens import integers, token_array
 from mlx_audit.errors import CapacityExceeded, SessionBroken, SessionMisuse, ShapeMismatch
 from mlx_audit.evidence import require_capable
 
 Sampler = Callable[[mx.array], mx.array]
 """From log-probabilities `[1, vocabulary]` to token ids `[1]`, as mlx-lm's samplers are."""
+
+_MOST = 2**31
+"""Positions are int32."""
 
 
 class CompiledDecodeSession:
@@ -115,12 +118,13 @@ class CompiledDecodeSession:
                 fix="use extend(tokens), or a new session",
             )
         ids = self._tokens(tokens, None, "prefill")
-        if lengths is not None and [int(n) for n in lengths] != [ids.shape[1]] * self.batch_size:
+        full = [ids.shape[1]] * self.batch_size
+        if lengths is not None and integers(lengths, "prefill(lengths)") != full:
             raise ShapeMismatch(
                 "rows of different length are not supported for this topology",
                 where="prefill(lengths)",
-                found=list(lengths),
-                allowed=[ids.shape[1]] * self.batch_size,
+                found=lengths,
+                allowed=full,
             )
         self._reserve(ids.shape[1], "prefill")
         before = ModuleState(self.model)
@@ -217,11 +221,13 @@ class CompiledDecodeSession:
         _require_positive(max_new_tokens=max_new_tokens)
         ids = self._tokens([prompt], None, "generate")
         self._reserve(ids.shape[1] + max_new_tokens - 1, "generate")
-        return self._generate(ids, max_new_tokens, sampler, frozenset(stop_tokens))
+        stop = frozenset(integers(stop_tokens, "generate(stop_tokens)"))
+        return self._generate(ids, max_new_tokens, sampler, stop)
 
     def trim(self, n: int) -> int:
         """Forget the last `n` tokens and return `n`; return 0 and change nothing where a cache cannot."""
         state = self._require_state("trim")
+        (n,) = integers([n], "trim(n)")
         if not 0 < n <= self._position:
             return 0
         caches = [cache.with_state(arrays) for cache, arrays in zip(self._step.caches, state, strict=True)]
@@ -333,9 +339,9 @@ class CompiledDecodeSession:
 
 def _require_positive(**sizes: Any) -> None:
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _MOST:
             raise ShapeMismatch(
-                "a size is not usable", where=name, found=value, allowed="an integer of 1 or more"
+                "a size is not usable", where=name, found=value, allowed=f"an integer from 1 to {_MOST - 1}"
             )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mlx_audit import resources
 from mlx_audit.errors import MlxAuditError
 from mlx_audit.evidence.digests import model_digest, toolkit_digest
+from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.results import CheckResult, Result, VerdictName
 from mlx_audit.evidence.verdict import Verdict, decide
 from mlx_audit.manifests import Manifest
@@ -190,6 +192,22 @@ def staleness(record: Record, *, mlx_version: str) -> list[str]:
         if record.digests.get(name) != digest:
             reasons.append(f"{names[name]} changed since")
     return reasons
+
+
+def record_state(manifest: Manifest, variant: str) -> str:
+    """Return the state of a variant's record on this backend, for people: its verdict, or why there is none.
+
+    Reads the working directory too, as the command line does.
+    """
+    try:
+        record = find_record(manifest.family, backend(), search_path(working_directory=True))
+    except RecordError as error:
+        return f"damaged ({error.what})"
+    if record is None or variant not in record.variants:
+        return "none"
+    if reasons := staleness(record, mlx_version=version("mlx")):
+        return f"stale ({'; '.join(reasons)})"
+    return record.variants[variant].verdict().name
 
 
 def write_record(record: Record, folder: Path) -> Path:

@@ -150,7 +150,7 @@ def _same(left: object, right: object) -> bool:
         assert isinstance(left, Sequence)
         assert isinstance(right, Sequence)
         return len(left) == len(right) and all(map(_same, left, right))
-    return True and bool(left == right)
+    return kinds[0] == kinds[1] and bool(left == right)
 
 
 def _equal(node: Binary, left: object, right: object) -> bool:

@@ -1,0 +1,97 @@
+"""`run --record`: from the outcome of a full run to the stored evidence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_audit import resources
+from mlx_audit.audit.exit_codes import HOLDS, code_of
+from mlx_audit.audit.request import Request
+from mlx_audit.audit.runner import Outcome
+from mlx_audit.errors import MlxAuditError
+from mlx_audit.evidence.records import make_record, write_record
+from mlx_audit.evidence.results import Result
+from mlx_audit.manifests import load_manifest
+
+MEASURED = ("_seconds", "_measured")
+"""Ends of the names of figures that differ from run to run; records leave them out."""
+
+
+class NotRecorded(MlxAuditError):
+    """No record may be made of this run."""
+
+
+def require_recordable(request: Request) -> None:
+    """Refuse, before any work, what could only give evidence of a part.
+
+    Raises:
+        NotRecorded: says why.
+    """
+    options = request.options
+    reasons = (
+        (options.partial, "only some tiers or checks are selected"),
+        (request.config is not None, "a single configuration does not prove its variant"),
+        (request.manifest is None, "no manifest declares the target"),
+        (request.file is not None, "the model is a file, not a module of mlx-lm"),
+        (options.dtype != "float32", "records are made in float32"),
+    )
+    for refused, reason in reasons:
+        if refused:
+            raise NotRecorded(
+                f"no record can be made: {reason}",
+                where=request.text,
+                fix="mlx-audit run FAMILY --record, without --tier, --only, --config and --dtype",
+            )
+
+
+def record_folder() -> Path:
+    """Return where records are written: $MLX_AUDIT_RECORDS, else ./model_audits/records, else the shipped ones."""
+    if named := os.environ.get("MLX_AUDIT_RECORDS"):
+        return Path(named)
+    here = Path("model_audits")
+    return (here if here.is_dir() else resources.model_audits()) / "records"
+
+
+def record(outcome: Outcome, folder: Path) -> Path:
+    """Write the record of a family and return its path; results of undecided claims stay out.
+
+    Raises:
+        NotRecorded: a claim does not hold, so that there is nothing to prove; an older record stays as it is.
+    """
+    claimed = [result for result in outcome.results if _is_claimed(result)]
+    for result in claimed:
+        if code_of(result) != HOLDS or not result.checks:
+            raise NotRecorded(
+                f"no record was made: a claim does not hold: {result.reason}",
+                where=f"{result.family} {result.variant} {result.configuration}",
+            )
+    if not claimed or outcome.environment is None or outcome.request.manifest is None:
+        raise NotRecorded(
+            "no record was made: there is no claim to confirm",
+            where=outcome.request.family,
+            fix="set `claims:` in the manifest",
+        )
+    manifest = load_manifest(outcome.request.manifest)
+    environment = outcome.environment
+    stable = [_stable(result) for result in claimed]
+    return write_record(make_record(manifest, stable, environment.backend, environment.mlx), folder)
+
+
+def _is_claimed(result: Result) -> bool:
+    return any(claim.claimed not in (None, "undecided") for claim in result.claims.values())
+
+
+def _stable(result: Result) -> Result:
+    checks = [check.model_copy(update={"figures": _unmeasured(check.figures)}) for check in result.checks]
+    return result.model_copy(update={"checks": checks})
+
+
+def _unmeasured(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _unmeasured(item) for key, item in value.items() if not key.endswith(MEASURED)}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_unmeasured(item) for item in value]
+    return value

@@ -1,0 +1,37 @@
+"""A bar a target on stderr while an audit runs; nothing at all away from a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlx_audit.audit.assembly import Assembly
+from mlx_audit.audit.events import CheckFinished, CheckStarted, Event, Planned
+from mlx_audit.audit.runner import Listener
+from mlx_audit.cli import _console
+
+
+@contextmanager
+def progress() -> Iterator[Listener | None]:
+    """Yield what to tell of each event, or None where nobody watches."""
+    if not sys.stderr.isatty() or _console.is_plain(sys.stderr):
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_console.stderr(), transient=True) as bars:
+        tasks = {}
+
+        def listen(assembly: Assembly, event: Event) -> None:
+            if isinstance(event, Planned):
+                total = sum(len(subject.checks) for subject in event.subjects)
+                tasks[id(assembly)] = bars.add_task(assembly.request.text, total=total)
+            elif isinstance(event, CheckStarted):
+                shown = f"{assembly.request.text}  {event.code}  {assembly.current}"
+                bars.update(tasks[id(assembly)], description=shown)
+            elif isinstance(event, CheckFinished):
+                bars.advance(tasks[id(assembly)])
+
+        yield listen
