@@ -36,10 +36,11 @@ class GenericAdapter:
                 allowed=f"{len(self.kinds)} as declared",
                 fix="correct `topology:` in the manifest",
             )
-        # Head counts and widths are read off the arrays that one lazy token leaves behind; nothing is evaluated.
+        # Head counts and widths are read off the arrays that lazy tokens leave behind; nothing is evaluated. Two, so
+        # that a forward which keeps something for single tokens (a mask) meets its first one in the step itself.
         before = ModuleState(self.model)
         try:
-            self.model(mx.zeros((batch_size, 1), mx.int32), cache=native)
+            self.model(mx.zeros((batch_size, 2), mx.int32), cache=native)
         finally:
             before.restore()
         return [

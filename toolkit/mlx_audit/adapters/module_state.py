@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_audit.caches import handle
+
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _LEAVES = _PLAIN | {mx.array}
 _CONTAINERS = (dict, list)
@@ -28,7 +30,8 @@ def parameter_slots(model: nn.Module) -> list[Slot]:
     """Return the place of every parameter, sorted by path.
 
     A compiled step tells parameters apart by their order alone, so it must not be that of the attributes, which
-    deleting one and setting it anew changes. Parameters are MLX's own notion: arrays in the module tree whose attribute name does not start with `_`.
+    deleting one and setting it anew changes. Parameters are MLX's own notion: arrays in the module tree whose
+    attribute name does not start with `_`.
     """
     slots: list[Slot] = []
     seen: set[int] = set()
@@ -75,6 +78,13 @@ class ModuleState:
 
     def __init__(self, model: nn.Module) -> None:
         self._containers = [(path, container, _copy(container)) for path, container in _containers(model)]
+        # `array += x` and `array[:] = x` change the array that a name stands for; a second handle keeps the old one.
+        self._arrays = [
+            (container, key, array, handle(array))
+            for _, container, old in self._containers
+            for key, array in _items(old)
+            if type(array) is mx.array
+        ]
 
     def changes(self) -> list[Change]:
         """Return what was added, removed or bound to another value since the snapshot."""
@@ -96,8 +106,17 @@ class ModuleState:
         return [change for change in found if change.path in paths]
 
     def restore(self) -> None:
-        """Undo all changes."""
+        """Undo all changes, those made inside an array too."""
         self.undo(self.changes())
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Give every array its old content back, at no cost: the old content is shared, not copied."""
+        for container, key, array, old in self._arrays:
+            if array.shape == old.shape and array.dtype == old.dtype:
+                array[...] = old
+            else:
+                container[key] = old
 
     @staticmethod
     def undo(changes: Iterable[Change]) -> None:
@@ -134,6 +153,10 @@ def _containers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _copy(container: Any) -> Any:
     return list(container) if isinstance(container, list) else dict(container.items())
+
+
+def _items(container: Any) -> Iterable[tuple[Any, Any]]:
+    return enumerate(container) if isinstance(container, list) else container.items()
 
 
 def _values(container: Any) -> list[Any]:

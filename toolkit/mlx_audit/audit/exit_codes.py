@@ -24,7 +24,7 @@ def code_of(result: Result, *, partial: bool = False) -> int:
             `undecided` moves nothing all the same.
     """
     claims = list(result.claims.values()) or [ClaimResult(claimed=None, verdict=result.verdict)]
-    if partial and result.checks:
+    if partial and (result.checks or result.verdict == "undecided"):
         return HOLDS if _all_undecided(claims) else _of_checks(result)
     return combine(_of_claim(claim) for claim in claims)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -44,11 +45,9 @@ class Child:
     def send(self, request: str) -> None:
         """Hand the request over; a child that has died already shows at its events' end."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(request.encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass
 
     def drain_errors(self) -> bool:
         """Keep the last of what the child wrote to stderr; False when there will be no more."""
@@ -80,10 +79,8 @@ class Child:
         self.events = -1
         for stream in (self._process.stdin, self._process.stderr):
             if stream is not None and not stream.closed:
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     stream.close()
-                except BrokenPipeError:
-                    pass
 
     def abort(self) -> None:
         """Make a hanging child write where it hangs, and die."""
@@ -110,10 +107,8 @@ class Child:
         return None
 
     def _signal(self, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def _model_file(path: str) -> str | None:

@@ -57,6 +57,13 @@ class FixedCapacityKVCache(FixedCapacityCache):
                 found=max_tokens,
                 allowed="1 or more",
             )
+        if native.keys is None:
+            raise ShapeMismatch(
+                "the forward writes nothing into this cache",
+                where="FixedCapacityKVCache.like",
+                allowed="one written cache for each entry of the model's make_cache()",
+                fix="make_cache() should list only caches that the forward uses",
+            )
         batch, heads, _, key_width = native.keys.shape
         cache = cls(
             mx.zeros((batch, heads, max_tokens, key_width), native.keys.dtype),

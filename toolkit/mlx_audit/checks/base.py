@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mlx_audit.checks.subject import Subject
-from mlx_audit.errors import MlxAuditError
+from mlx_audit.errors import MlxAuditError, NotCompileCapable
 from mlx_audit.evidence.digests import mlx_lm_models
 from mlx_audit.evidence.results import CheckResult, Status, Tier
 from mlx_audit.tracing import ExportRefused, source_line
@@ -129,12 +129,14 @@ def execute(check: Check, subject: Subject, done: Mapping[str, CheckResult]) -> 
         return result("fail", failure.reason, where=failure.where, figures=failure.figures)
     except NotRun as reason:
         return result("not-run", str(reason))
-    except ExportRefused as refusal:
+    except (ExportRefused, NotCompileCapable) as refusal:
         return result("not-run", str(refusal))
     except MlxAuditError as error:
         return result("fail", str(error), where=error.where)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
+        if any(phrase in text for phrase in _BEHIND_THE_STEP):
+            return result("fail", f"{_KEPT_ARRAY}: {text.splitlines()[0]}", where=source_line(error))
         if _in_model(error, subject):
             return result("fail", text, where=source_line(error))
         return result(
@@ -143,6 +145,11 @@ def execute(check: Check, subject: Subject, done: Mapping[str, CheckResult]) -> 
 
 
 _PHRASES = {"fail": "failed", "not-run": "was not run"}
+
+_BEHIND_THE_STEP = ("eval an array without a primitive", "function with uncaptured inputs")
+"""What MLX says of an array that goes from one call to another outside the step's arguments and results."""
+
+_KEPT_ARRAY = "an array of a trace, or an input of it, was kept outside the caches"
 
 
 def _subclasses() -> list[type[Check]]:

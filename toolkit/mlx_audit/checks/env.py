@@ -38,6 +38,7 @@ class CompilationHappened(Check):
 
     code = "ENV001"
     tier = "numeric"
+    requires = ("TRC001",)
 
     def run(self, subject: Subject) -> Figures:
         probe_traces = _probe()
@@ -69,6 +70,8 @@ def _probe() -> int:
         calls += 1
         return mx.exp(array) * 2 + 1
 
+    # MLX makes its default stream at the first evaluation, and the stream is part of the compile key.
+    mx.eval(mx.array(1) + 1)
     compiled = mx.compile(body)
     for value in range(_CALLS):
         mx.eval(compiled(mx.array([float(value)])))

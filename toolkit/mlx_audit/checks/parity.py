@@ -39,7 +39,7 @@ class TeacherForcedLogits(Check):
 
     code = "PAR001"
     tier = "numeric"
-    requires = ("ENV001", "TRC001", "TRC004")
+    requires = ("ENV001", "TRC001", "TRC005")
 
     def run(self, subject: Subject) -> Figures:
         dtypes = [subject.dtype]
@@ -179,7 +179,7 @@ class PrefillChunks(Check):
 
     code = "PAR004"
     tier = "numeric"
-    requires = ("PAR003",)
+    requires = ("PAR003", "STA002")
     repeated = False
 
     def run(self, subject: Subject) -> Figures:

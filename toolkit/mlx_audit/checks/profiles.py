@@ -15,7 +15,7 @@ class Profile:
     Attributes:
         examples: Hypothesis examples a property.
         steps: Teacher-forced steps a run.
-        configurations: Most published configurations traced a family; the rest is named in the summary.
+        configurations: Most published configurations traced a variant; the rest is named in the summary.
         sessions: Sessions made in a row to see that memory stays flat.
         derandomize: The same examples at every run.
     """

@@ -137,7 +137,7 @@ class TrimExact(Check):
 
     code = "STA003"
     tier = "numeric"
-    requires = ("STA001",)
+    requires = ("STA001", "MSK001")
     repeated = False
 
     def run(self, subject: Subject) -> Figures:
@@ -190,7 +190,7 @@ class SaveAndLoad(Check):
 
     code = "STA004"
     tier = "numeric"
-    requires = ("STA001",)
+    requires = ("STA001", "MSK002")
     repeated = False
 
     def run(self, subject: Subject) -> Figures:
@@ -234,7 +234,7 @@ class HandOff(Check):
 
     code = "STA005"
     tier = "numeric"
-    requires = ("STA001",)
+    requires = ("STA001", "STA002")
     repeated = False
 
     def run(self, subject: Subject) -> Figures:
@@ -247,6 +247,7 @@ class HandOff(Check):
         for token in forced[:3]:
             session.step([token])
             eager.feed([token])
+        before = state_bytes(session.state)
         handed = Eager(subject.model, cache=[cache.to_native() for cache in session.caches])
         adopted = session.with_state(
             [
@@ -258,6 +259,8 @@ class HandOff(Check):
             want = eager.feed([token])
             comparer.check(handed.feed([token]), want, f"eager step {step} after compiled decoding")
             comparer.check(adopted.step([token]), want, f"compiled step {step} after eager decoding")
+        if state_bytes(session.state) != before:
+            raise CheckFailed("eager decoding on the caches that were handed over changed the session's own")
         return comparer.figures()
 
 

@@ -109,7 +109,7 @@ class NothingBakedIn(Check):
 
     code = "TRC003"
     tier = "trace"
-    requires = ("TRC001",)
+    requires = ("TRC001", "TRC002")
 
     def run(self, subject: Subject) -> Figures:
         graph = subject.proof.graph
@@ -141,11 +141,16 @@ class StateThreads(Check):
 
     code = "TRC004"
     tier = "trace"
-    requires = ("TRC001",)
+    requires = ("TRC001", "TRC003")
 
     def run(self, subject: Subject) -> Figures:
-        graph = subject.proof.graph
-        _require_none(lint.broken_threads(graph, subject.tracer.capacity), {})
+        graph, capacity = subject.proof.graph, subject.tracer.capacity
+        short = [
+            f"caches[{index}] holds {cache.capacity} tokens, asked for were {capacity}"
+            for index, cache in enumerate(subject.tracer.step.caches)
+            if cache.capacity != capacity
+        ]
+        _require_none(short + lint.broken_threads(graph, capacity), {})
         return {"state_leaves": len(graph.state_inputs)}
 
 
@@ -174,7 +179,7 @@ class EveryAttentionMasked(Check):
 
     code = "TRC005"
     tier = "trace"
-    requires = ("TRC001",)
+    requires = ("TRC001", "TRC004")
 
     def not_applicable(self, subject: Subject) -> str | None:
         return None if any(cache.kind != "arrays" for cache in subject.tracer.step.caches) else "no attention"

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mlx_audit.audit.assembly import Assembly
-from mlx_audit.audit.events import CheckFinished, CheckStarted, Event, Planned
+from mlx_audit.audit.events import CheckFinished, CheckStarted, Event, Planned, Ready
 from mlx_audit.audit.runner import Listener
 from mlx_audit.cli import _console
 
 
 @contextmanager
-def progress() -> Iterator[Listener | None]:
-    """Yield what to tell of each event, or None where nobody watches."""
+def progress() -> Iterator[Listener]:
+    """Yield what to tell of each event; it shows nothing where nobody watches."""
     if not sys.stderr.isatty() or _console.is_plain(sys.stderr):
-        yield None
+        yield _import_early
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -35,3 +35,10 @@ def progress() -> Iterator[Listener | None]:
                 bars.advance(tasks[id(assembly)])
 
         yield listen
+
+
+def _import_early(_: Assembly, event: Event) -> None:
+    """Load what prints the results while the child works: its time is then not waited for."""
+    if isinstance(event, Ready):
+        import rich.console
+        import rich.text  # noqa: F401

@@ -28,13 +28,15 @@ def show_outcomes(console: Console, outcomes: Sequence[Outcome], *, partial: boo
     from rich.text import Text
 
     results = [result for outcome in outcomes for result in outcome.results]
-    widths = [max((len(cell) for cell in column), default=0) for column in zip(*map(_cells, results), strict=True)]
+    widths = [
+        max((len(cell) for cell in column), default=0) for column in zip(*map(_cells, results), strict=True)
+    ]
     for result in results:
         symbol, colour = SYMBOLS[result.verdict]
         cells = [cell.ljust(width) for cell, width in zip(_cells(result), widths, strict=True)]
         line = Text.assemble((f"{symbol} {cells[0]}", colour), "  ", (cells[1], "bold"), "  ")
         line.append("  ".join(cells[2:]) + "  ")
-        line.append(_status_counts(result) if partial and result.checks else result.reason)
+        line.append(_why(result, partial))
         _print(console, line)
         for text, style in _details(result):
             _print(console, Text(f"    {text}", style))
@@ -78,6 +80,15 @@ def _cells(result: Result) -> list[str]:
         result.configuration,
         f"claimed {claimed}" if claimed is not None else "no claim",
     ]
+
+
+def _why(result: Result, partial: bool) -> str:
+    """What decided, in a clause; a failed check's own reason stands in the lines below."""
+    failed = next((check for check in result.checks if check.status == "fail"), None)
+    if failed is not None:
+        on = f" (on {failed.figures['on']})" if "on" in failed.figures else ""
+        return f"{failed.code} failed{on}"
+    return _status_counts(result) if partial and result.checks else result.reason
 
 
 def _details(result: Result) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ Targets = Annotated[
     typer.Argument(metavar="TARGET...", help="Families, manifests, model .py files or checkpoint folders."),
 ]
 All = Annotated[bool, typer.Option("--all", help="Every family that has a manifest.")]
-Config = Annotated[Path | None, typer.Option("--config", help="Audit this config.json of the one target.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Audit this config.json of each target.")]
 Tier = Annotated[
     list[str] | None,
     typer.Option("--tier", help="Only these tiers: static, trace, numeric, checkpoint; commas allowed."),
@@ -97,9 +97,11 @@ def _requests(targets: list[str], every: bool, config: Path | None, options: Opt
     names = [*targets, *(manifest.family for manifest in load_manifests())] if every else targets
     names = list(dict.fromkeys(names))
     if not names and not every:
-        raise MlxAuditError("no target", allowed="TARGET..., or --all", fix="mlx-audit list shows the families")
-    if config is not None and len(names) != 1:
-        raise MlxAuditError("--config needs exactly one target", found=f"{len(names)} targets")
+        raise MlxAuditError(
+            "no target", allowed="TARGET..., or --all", fix="mlx-audit list shows the families"
+        )
+    if config is not None and every:
+        raise MlxAuditError("--config does not go with --all", fix="name the target that it is for")
     return [Request.of(resolve_target(name, config), options, config) for name in names]
 
 
@@ -123,9 +125,7 @@ def _audit(requests: list[Request], jobs: int | None, timeout: float, child: Chi
         return run_audits(requests, jobs=jobs, timeout=timeout, listener=listener, ready=[child])
 
 
-def _report(
-    outcomes: list[Outcome], options: Options, json: str | None, record: bool, started: float
-) -> int:
+def _report(outcomes: list[Outcome], options: Options, json: str | None, record: bool, started: float) -> int:
     """Write what was asked for, and return the exit code."""
     from mlx_audit.audit.exit_codes import code_of, combine
     from mlx_audit.cli import _render

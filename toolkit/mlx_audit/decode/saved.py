@@ -50,6 +50,16 @@ class SavedState:
                 if array is None:
                     raise self._invalid("an array is missing", name, None)
                 self._require(f"array {name}", (array.shape, array.dtype), (like.shape, like.dtype))
+                # Read now: MLX would do so in the middle of a step, long after the file may have changed.
+                try:
+                    mx.eval(array)
+                except RuntimeError as error:
+                    raise self._invalid(f"array {name} cannot be read", error, None) from error
+                if not mx.isfinite(array).all():
+                    # A masked slot is still multiplied by zero, so one NaN anywhere spoils every logit.
+                    raise self._invalid(
+                        f"array {name} holds values that are not finite", None, "finite numbers"
+                    )
                 arrays.append(array)
             position = host_int(cache.with_state(arrays).offset)
             self._require(f"position of cache {index}", position, self.position)
@@ -139,4 +149,8 @@ def load_state(path: Path) -> SavedState:
     arrays = mx.load(str(path), format="safetensors")
     if not isinstance(arrays, dict):
         raise invalid("not a dictionary of arrays")
+    rows = next((array.shape[:1] for name, array in arrays.items() if name == "0.0"), None)
+    if rows != (sizes["batch_size"],):
+        # Before any cache is made: what the file really holds bounds what it can ask for.
+        raise invalid("`batch_size` is not that of the arrays", sizes["batch_size"], rows)
     return SavedState(path=path, kinds=kinds, module=str(header.get("module")), arrays=arrays, **sizes)

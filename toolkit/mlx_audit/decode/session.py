@@ -61,6 +61,7 @@ class CompiledDecodeSession:
             require_capable(model, records=records)
         self._provider = adapter_for(model, evidence=evidence)
         caches = self._provider.new_fixed_capacity_cache(max_tokens, batch_size=batch_size)
+        _require_capacity(caches, max_tokens)
         self.model = model
         self.capacity = max_tokens
         self.batch_size = batch_size
@@ -216,6 +217,7 @@ class CompiledDecodeSession:
             sampler: As mlx-lm's; greedy by default.
             stop_tokens: Ids that end the text.
         """
+        self._require_open()
         if self.batch_size != 1:
             raise SessionMisuse("generate serves one row", found=f"batch_size {self.batch_size}", allowed=1)
         _require_positive(max_new_tokens=max_new_tokens)
@@ -345,10 +347,22 @@ def _require_positive(**sizes: Any) -> None:
             )
 
 
+def _require_capacity(caches: list[FixedCapacityCache], max_tokens: int) -> None:
+    """Refuse caches that hold less than was asked for: the session would count past their end."""
+    for index, cache in enumerate(caches):
+        if cache.capacity < max_tokens:
+            raise CapacityExceeded(
+                "the model's own cache is smaller than what was asked for",
+                where=f"new_fixed_capacity_cache({max_tokens})[{index}]",
+                found=f"{cache.capacity} tokens",
+                allowed=f"{max_tokens} or more",
+            )
+
+
 def _vocabulary(model: nn.Module) -> int:
-    """Return the width of the logits, from one lazy token; nothing is evaluated."""
+    """Return the width of the logits, from two lazy tokens; nothing is evaluated."""
     before = ModuleState(model)
     try:
-        return int(model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model)).shape[-1])
+        return int(model(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(model)).shape[-1])
     finally:
         before.restore()

@@ -67,6 +67,7 @@ class DecodeStep:
         # Arrays are placeholders now and must go. A Python value that the forward changed stays changed, as in eager
         # decoding, so that the trace proof can see its effect.
         before.undo(changes)
+        before.rewind()
         written = (c.path for c in changes if given.get((id(c.container), c.key)) is not c.new)
         self.written = list(dict.fromkeys(written))
         return logits, [cache.state for cache in caches]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -45,6 +46,7 @@ def read_constant(array: mx.array) -> Constant:
         return Constant(shape, dtype, None)
 
 
+@cache
 def dtype_name(dtype: mx.Dtype) -> str:
     """Return `float32` for `mlx.core.float32`."""
     return str(dtype).removeprefix("mlx.core.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlx_audit.tracing.constants import Constant
 
@@ -23,8 +23,7 @@ CONSUMERS = {
 """What a primitive does in a decode step, for messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """An array of the graph; `path` says what an input is."""
 
     name: str
@@ -36,8 +35,7 @@ class Value:
         return f"{self.path or self.name} {self.dtype}{list(self.shape)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One primitive with its static arguments."""
 
     primitive: str

@@ -73,7 +73,7 @@ def unmasked_attention(graph: Graph, capacity: int) -> tuple[list[str], int]:
     found: list[str] = []
     attentions: dict[int, Node] = {}
     for cache, buffers in _buffers(graph, capacity).items():
-        readers = [reader for buffer in buffers for reader in _readers(graph, buffer.name)]
+        readers = [reader for buffer in buffers for reader in _readers(graph, buffer.name, capacity)]
         found += [text for buffer in buffers for text in _cut(graph, cache, buffer, capacity)]
         if not readers:
             found.append(f"{cache} is written, but no attention reads it over its whole capacity")
@@ -108,19 +108,33 @@ def _form(value: Value) -> str:
 
 
 def _baked_weights(graph: Graph) -> Iterator[str]:
-    """Yield weights that the step does not read although something of the same form takes their place."""
+    """Yield weights that the step does not read although something of the same form takes their place.
+
+    And matrices that only look like one of the weights: a captured copy beside a weight that is read elsewhere.
+    """
+    loose = [Value(name, c.shape, c.dtype) for name, c in graph.constants.items()]
+    loose += [v for node in graph.nodes for v in node.outputs if not graph.descent.get(v.name)]
+    named: set[tuple[int, ...]] = set()
     for parameter in graph.parameters:
         if parameter.name in graph.users or not parameter.shape:
             continue
-        form = (parameter.shape, parameter.dtype)
-        constant = any((c.shape, c.dtype) == form for c in graph.constants.values())
-        loose = any(
-            (value.shape, value.dtype) == form and not graph.descent.get(value.name)
-            for node in graph.nodes
-            for value in node.outputs
-        )
-        if constant or loose:
-            yield f"weight {parameter.path} is not an input of the graph; a constant {_form(parameter)} takes its place"
+        replacement = next((value for value in loose if _resembles(value, parameter)), None)
+        if replacement is not None:
+            named |= {parameter.shape, parameter.shape[::-1]}
+            yield f"weight {parameter.path} is not an input of the graph; a constant {_form(replacement)} takes its place"
+    weights = {parameter.shape: parameter.path for parameter in reversed(graph.parameters)}
+    for node in graph.nodes:
+        for value in node.inputs if node.primitive in _PRODUCTS else ():
+            path = weights.get(value.shape) or weights.get(value.shape[::-1])
+            if path and len(value.shape) > 1 and value.shape not in named and not graph.descent.get(value.name):
+                yield f"{node.primitive} reads {_form(value)}, which has the form of {path} and descends from no input"
+
+
+def _resembles(value: Value, weight: Value) -> bool:
+    """Return whether a value could be a copy of a weight: a matrix may be cast or transposed on the way."""
+    if len(weight.shape) > 1:
+        return value.shape in (weight.shape, weight.shape[::-1])
+    return (value.shape, value.dtype) == (weight.shape, weight.dtype)
 
 
 def _bad_write(graph: Graph, path: str, own: str, before: Value, after: Value) -> Iterator[str]:
@@ -148,7 +162,7 @@ def _buffers(graph: Graph, capacity: int) -> dict[str, list[Value]]:
     return buffers
 
 
-def _readers(graph: Graph, name: str) -> Iterator[Node]:
+def _readers(graph: Graph, name: str, capacity: int) -> Iterator[Node]:
     """Yield the softmaxes, or fused attentions, that a buffer reaches through exactly one matrix product."""
     waiting, seen = [(name, 0)], {name}
     while waiting:
@@ -158,7 +172,7 @@ def _readers(graph: Graph, name: str) -> Iterator[Node]:
                 yield node
                 continue
             passed = products + (node.primitive in _PRODUCTS)
-            if passed > 1 or node.primitive == "Softmax" or (products == 0 and not _keeps(node)):
+            if passed > 1 or node.primitive == "Softmax" or (passed == 0 and not _keeps(node, capacity)):
                 continue
             for output in node.outputs:
                 if output.name not in seen:
@@ -166,14 +180,9 @@ def _readers(graph: Graph, name: str) -> Iterator[Node]:
                     waiting.append((output.name, passed))
 
 
-def _keeps(node: Node) -> bool:
-    """Return whether a primitive may stand between a buffer and the product that reads it."""
-    return node.primitive in _SHAPES | _PRODUCTS or node.primitive in (
-        "Slice",
-        "Multiply",
-        "Concatenate",
-        "Split",
-    )
+def _keeps(node: Node, capacity: int) -> bool:
+    """Return whether a primitive may stand between a buffer and the product that reads it, such as a rotation."""
+    return any(capacity in output.shape for output in node.outputs)
 
 
 def _cut(graph: Graph, cache: str, buffer: Value, capacity: int) -> Iterator[str]:

@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlx_audit.adapters import ModuleState, Slot, parameter_slots
+import mlx.core as mx
+
+from mlx_audit.adapters import ModuleState, parameter_slots
+from mlx_audit.caches import handle
 from mlx_audit.tracing.graph import Graph
-from mlx_audit.tracing.tracer import Event, StepTracer, readable
+from mlx_audit.tracing.tracer import Event, StepTracer, changed_in_place, readable
 
 HISTORIES: tuple[tuple[int, ...], ...] = ((3,), (1,), (5, 4))
 """Chunk lengths of the prefill before each pair of traces."""
 
 _MOST_DIFFERENCES = 3
+
+_SMALL = 1 << 16
+"""Larger parameters are matrices, which no forward updates; following their initializers would take time."""
 
 
 @dataclass
@@ -39,13 +45,18 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
     pristine = ModuleState(tracer.model)
     for chunks in histories:
         pristine.restore()
-        slots = parameter_slots(tracer.model)
+        parameters = _parameters(tracer)
+        kept = [(path, a, handle(a)) for path, a in parameters.items() if a.size <= _SMALL]
         state = tracer.state_after(chunks)
-        differences += _written(f"prefill {list(chunks)}", _changed_slots(slots, tracer))
+        differences += _written(f"prefill {list(chunks)}", _replaced(parameters, _parameters(tracer)))
+        differences += _written(f"prefill {list(chunks)}", changed_in_place(kept))
         for turn in ("first", "second"):
             label = f"{turn} trace after prefill {list(chunks)}"
             if not first:
                 tracer.events(state, lambda event: first.append(readable(event)))
+                # Now, as long as the module has the parameters that it was traced with.
+                graph = tracer.graph(first)
+                differences += _written("the step", tracer.written_in_place(first))
             else:
                 comparison = _Comparison(first, label)
                 tracer.events(state, comparison.receive)
@@ -53,7 +64,6 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
             differences += _written("the step", tracer.step.written)
             traces += 1
     pristine.restore()
-    graph = tracer.graph(first)
     leaked = [
         f"constant {constant}, used by {graph.consumer(name)}"
         for name, constant in graph.constants.items()
@@ -63,12 +73,13 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
     return TraceProof(graph, [_with_consumer(graph, text) for text in named], traces)
 
 
-def _changed_slots(before: Sequence[Slot], tracer: StepTracer) -> list[str]:
+def _parameters(tracer: StepTracer) -> dict[str, mx.array]:
+    return {path: container[key] for path, container, key in parameter_slots(tracer.model)}
+
+
+def _replaced(before: dict[str, mx.array], now: dict[str, mx.array]) -> list[str]:
     """Return the parameters that a prefill added or replaced."""
-    old = {path: container[key] for path, container, key in before}
-    now = {path: container[key] for path, container, key in parameter_slots(tracer.model)}
-    known = {id(value) for value in old.values()}
-    return [path for path, value in now.items() if path not in old or id(value) not in known]
+    return [path for path, value in now.items() if before.get(path) is not value]
 
 
 def _written(who: str, paths: Sequence[str]) -> list[str]:

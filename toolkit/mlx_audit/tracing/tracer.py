@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -99,7 +100,8 @@ class StepTracer:
             except BaseException as error:
                 inside.append(error)
                 raise
-            return [logits, *(array for leaves in new for array in leaves)]
+            # The parameters come last, so that one written in place shows: it no longer is the input that it was.
+            return [logits, *(array for leaves in new for array in leaves), *arrays[:count]]
 
         leaves = [array for arrays in state for array in arrays]
         try:
@@ -110,7 +112,22 @@ class StepTracer:
         except Exception as error:
             if inside:
                 raise inside[0] from None
+            if "uncaptured inputs" in str(error):
+                raise TraceFailed(
+                    "the step reads an array that an earlier call made, and that is kept outside the caches",
+                    where=short_path(Path(inspect.getfile(type(self.model)))),
+                    found="a placeholder of another trace, or an array computed from the weights before",
+                    fix="keep no array in globals, closures or attributes during a forward",
+                ) from error
             raise ExportRefused("MLX's exporter refused the graph", found=error) from error
+
+    def written_in_place(self, events: Sequence[Event]) -> list[str]:
+        """Return the parameters that the traced step changed in place."""
+        paths = [slot.path for slot in parameter_slots(self.model)]
+        by_type = {event["type"]: event for event in events if event["type"] in ("inputs", "outputs")}
+        before = by_type["inputs"]["inputs"][: len(paths)]
+        after = by_type["outputs"]["outputs"][1 + len(self.state_paths) :]
+        return [path for path, old, new in zip(paths, before, after, strict=True) if old[0] != new[0]]
 
     def graph(self, events: Sequence[Event]) -> Graph:
         """Return the graph that a complete list of events describes."""
@@ -124,23 +141,47 @@ def build_graph(
     """Return the graph described by the events of `mx.export_function`."""
     by_type: dict[str, Event] = {event["type"]: event for event in events if event["type"] != "primitive"}
     inputs = [_value(item, path) for item, path in zip(by_type["inputs"]["inputs"], paths, strict=True)]
+    known = {value.name: value for value in inputs}
+
+    def values(items: Sequence[Any]) -> tuple[Value, ...]:
+        # A value is made once and then found by its name: a large graph mentions each one several times.
+        return tuple([known.get(item[0]) or known.setdefault(item[0], _value(item)) for item in items])
+
     return Graph(
         inputs=inputs,
-        outputs=[_value(item) for item in by_type["outputs"]["outputs"]],
+        outputs=[
+            known.get(item[0]) or _value(item)
+            for item in by_type["outputs"]["outputs"][: 1 + len(state_paths)]
+        ],
         constants=dict(by_type["constants"]["constants"]),
         nodes=[
-            Node(
-                event["name"],
-                tuple(event["arguments"]),
-                tuple(_value(item) for item in event["inputs"]),
-                tuple(_value(item) for item in event["outputs"]),
-            )
+            Node(event["name"], tuple(event["arguments"]), values(event["inputs"]), values(event["outputs"]))
             for event in events
             if event["type"] == "primitive"
         ],
         parameter_count=parameter_count,
         state_paths=list(state_paths),
     )
+
+
+def changed_in_place(kept: Sequence[tuple[str, mx.array, mx.array]]) -> list[str]:
+    """Return the paths of arrays that are no longer what their second handle is; evaluates nothing.
+
+    Python cannot ask whether two handles share one array, but the exporter gives a shared one a single name.
+    """
+    if not kept:
+        return []
+    events: list[Event] = []
+    arrays = [array for _, array, _ in kept] + [old for _, _, old in kept]
+    try:
+        with _exportable():
+            mx.export_function(events.append, lambda: arrays)
+    except Exception as error:
+        raise ExportRefused("MLX's exporter refused the parameters", found=error) from error
+    names = [item[0] for event in events if event["type"] == "outputs" for item in event["outputs"]]
+    return [
+        path for (path, _, _), new, old in zip(kept, names, names[len(kept) :], strict=False) if new != old
+    ]
 
 
 def readable(event: Event) -> Event:

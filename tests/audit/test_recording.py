@@ -1,0 +1,111 @@
+"""What `--record` stores, and when it refuses to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import SharedRun, shared_run
+from mlx_audit import resources
+from mlx_audit.audit.recording import NotRecorded, record, record_folder, require_recordable
+from mlx_audit.audit.request import Options, Request
+from mlx_audit.audit.runner import Outcome
+from mlx_audit.evidence.records import load_record
+from mlx_audit.evidence.results import Result
+from mlx_audit.models.target import resolve_target
+from model_files import write_config, write_model
+
+pytestmark = pytest.mark.xdist_group("shared_run")
+
+
+@pytest.fixture(scope="module")
+def shared() -> SharedRun:
+    return shared_run()
+
+
+def outcome(shared: SharedRun, family: str, results: list[Result] | None = None) -> Outcome:
+    own = [result for result in shared.results.results if result.family == family]
+    request = Request.of(resolve_target(family), Options())
+    return Outcome(request, own if results is None else results, shared.results.environment, [], None)
+
+
+def test_only_claims_that_hold_are_recorded(shared: SharedRun, tmp_path: Path) -> None:
+    path = record(outcome(shared, "llama"), tmp_path)
+    assert path == tmp_path / "llama" / f"{shared.results.environment.backend}.json"
+    stored = load_record(path)
+    assert list(stored.variants) == ["full"]
+    names = [result.configuration for result in stored.variants["full"].results]
+    assert "tiny" in names
+    assert "tiny+dynamic" not in names
+    assert stored.variants["full"].verdict().name == "capable"
+
+
+def test_a_record_has_no_times_and_no_paths(shared: SharedRun, tmp_path: Path) -> None:
+    text = record(outcome(shared, "qwen2"), tmp_path).read_text(encoding="utf-8")
+    assert "_seconds" not in text
+    assert "_measured" not in text
+    assert str(resources.model_audits()) not in text
+
+
+def test_measured_figures_make_no_difference(shared: SharedRun, tmp_path: Path) -> None:
+    first = outcome(shared, "qwen2")
+    later = [result.model_copy(deep=True, update={"seconds": 99.0}) for result in first.results]
+    for result in later:
+        result.checks[0].figures |= {"step_seconds": 5.0, "inner": {"peak_bytes_measured": 7}}
+    first_path = record(first, tmp_path / "a")
+    for result in first.results:
+        result.checks[0].figures |= {"inner": {}}
+    first_path = record(first, tmp_path / "a")
+    assert first_path.read_bytes() == record(outcome(shared, "qwen2", later), tmp_path / "b").read_bytes()
+
+
+def test_a_claim_that_does_not_hold_leaves_the_old_record(shared: SharedRun, tmp_path: Path) -> None:
+    path = record(outcome(shared, "qwen2"), tmp_path)
+    before = path.read_bytes()
+    results = [result.model_copy(deep=True) for result in outcome(shared, "qwen2").results]
+    results[0].claims["compiled_decode"].verdict = "not-capable"
+    with pytest.raises(NotRecorded, match="a claim does not hold"):
+        record(outcome(shared, "qwen2", results), tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_without_claims_there_is_nothing_to_record(shared: SharedRun, tmp_path: Path) -> None:
+    undecided = [r for r in outcome(shared, "llama").results if r.variant == "sliding"]
+    with pytest.raises(NotRecorded, match="no claim"):
+        record(outcome(shared, "llama", undecided), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"only": ["TRC001"]}, "only some tiers"),
+        ({"tiers": ["trace"]}, "only some tiers"),
+        ({"dtype": "bfloat16"}, "float32"),
+    ],
+)
+def test_a_part_is_refused_before_any_work(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NotRecorded, match=reason) as refused:
+        require_recordable(Request.of(resolve_target("qwen2"), Options(**options)))
+    assert refused.value.exit_code == 2
+
+
+def test_a_configuration_or_a_file_is_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    with pytest.raises(NotRecorded, match="single configuration"):
+        require_recordable(Request.of(resolve_target("llama", config), Options(), config))
+    model = write_model(tmp_path, "mine")
+    with pytest.raises(NotRecorded):
+        require_recordable(Request.of(resolve_target(str(model), config), Options(), config))
+
+
+def test_where_records_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLX_AUDIT_RECORDS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert record_folder() == resources.model_audits() / "records"
+    (tmp_path / "model_audits").mkdir()
+    assert record_folder() == Path("model_audits/records")
+    monkeypatch.setenv("MLX_AUDIT_RECORDS", str(tmp_path / "mine"))
+    assert record_folder() == tmp_path / "mine"

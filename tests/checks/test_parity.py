@@ -1,0 +1,170 @@
+"""PAR001-004, each alone, and no false alarm on random healthy models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audited import all_results, green, healthy, mutated, new_subject, red
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mutations import MUTATIONS
+from planted import FAULTS
+from tiny_models import FAMILIES, config_of
+
+import planted_sessions  # noqa: F401
+from mlx_audit.models.rope import with_rope
+
+CODES = ("PAR001", "PAR002", "PAR003", "PAR004")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("code", CODES)
+def test_healthy(code: str, family: str) -> None:
+    green(code, healthy(family))
+
+
+def test_the_main_configuration_is_compared_in_two_dtypes() -> None:
+    assert set(green("PAR001", healthy()).figures) == {"float32", "bfloat16"}
+    assert set(green("PAR001", new_subject(main=False)).figures) == {"float32"}
+
+
+LOGITS = {
+    "frozen_write": "step 1",
+    "write_one_late": "step 1",
+    "write_one_early": "step 1",
+    "write_dropped_from_16": "step 4",
+    "keys_and_values_swapped": "step 1",
+    "values_never_written": "step 1",
+    "buffer_made_anew": "step 1",
+    "position_stands_still": "step 1",
+    "rope_one_late": "step 1",
+    "rope_one_early": "step 1",
+    "mask_hides_the_token_itself": "step 1",
+    "mask_shows_one_ahead": "step 1",
+    "mask_forgets_the_first_token": "step 1",
+    "mask_shows_all": "step 1",
+    "unwritten_slots_hold_nan": "step 1",
+    "caches_in_another_order": "step 2",
+    "cache_in_half_precision": "step 1",
+    "adopted_one_short": "step 1",
+}
+"""The first step at which logits are wrong after a prompt of 13."""
+
+
+@pytest.mark.parametrize("fault", LOGITS)
+def test_wrong_logits_are_red_at_the_first_wrong_step(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[fault](monkeypatch)
+    result = red("PAR001", new_subject())
+    assert result.where == f"{LOGITS[fault]} after a prompt of 13, float32"
+    assert "wanted" in result.reason
+    assert "allowed 0 (exact)" in result.reason
+
+
+@pytest.mark.parametrize("fault", ["state_comes_out_wider", "position_as_python_int"])
+def test_a_second_trace_is_red_and_says_why(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[fault](monkeypatch)
+    reason = red("PAR001", new_subject()).reason
+    assert "times in 16 steps, wanted 1: retraced because of" in reason
+    assert ("state[0][0]" if fault == "state_comes_out_wider" else "pos: int 13 → int 14") in reason
+
+
+@pytest.mark.parametrize("mutation", ["position_from_key_length", "mask_made_true", "mask_inverted_after"])
+def test_a_mistake_that_leaves_the_graph_constant_is_red(mutation: str, tmp_path: Path) -> None:
+    """Such a graph is the same at every position, so that the trace checks have nothing to say."""
+    subject = new_subject(module=mutated(tmp_path, *MUTATIONS[mutation]))
+    green("TRC001", subject)
+    assert red("PAR001", subject).reason.startswith("logits differ at step 1 after a prompt of 13")
+
+
+def test_an_aliased_position_is_red_where_queries_are_rotated_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = new_subject(module=mutated(tmp_path, *MUTATIONS["rotated_after_the_update"]))
+    green("PAR001", subject)
+    FAULTS["position_in_place"](monkeypatch)
+    subject = new_subject(module=subject.module)
+    assert "logits differ at step 1" in red("PAR001", subject).reason
+
+
+@pytest.mark.parametrize("fault", ["generate_skips_a_token", "generate_takes_the_second_best"])
+def test_wrong_tokens_are_red(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[fault](monkeypatch)
+    subject = new_subject()
+    assert ", wanted " in red("PAR002", subject).reason
+    green("PAR001", subject)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("mask_of_a_chunk_shows_one_ahead", "logits differ at extend of 4 at position 16"),
+        ("mask_row_all_false", "logits differ at extend of 4 at position 16"),
+        ("extend_one_by_one_in_reverse", "logits differ at extend of 4 at position 16"),
+        ("extend_compiles_again", "traced 2 times, wanted 1"),
+    ],
+)
+def test_a_wrong_continuation_is_red(fault: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[fault](monkeypatch)
+    subject = new_subject()
+    assert reason in red("PAR003", subject).reason
+    green("PAR001", subject)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("prefill_skips_at_chunk_edges", "logits differ at prefill in chunks of 1"),
+        ("mask_of_a_chunk_shows_one_ahead", "logits differ at extend in chunks of 2"),
+    ],
+)
+def test_a_wrong_chunk_edge_is_red(fault: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[fault](monkeypatch)
+    assert reason in red("PAR004", new_subject()).reason
+
+
+KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a healthy tiny configuration; heads may be of any even width, and groups of any size."""
+    family = draw(st.sampled_from(FAMILIES))
+    heads_each, kv_heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    heads, width = heads_each * kv_heads, draw(st.sampled_from((4, 6, 8, 10, 16)))
+    changes: dict[str, Any] = {
+        "num_hidden_layers": draw(st.integers(1, 4)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": heads * width,
+        "intermediate_size": draw(st.sampled_from((24, 40, 64))),
+        "vocab_size": draw(st.sampled_from((61, 64, 128))),
+        "tie_word_embeddings": draw(st.booleans()),
+    }
+    if family == "llama":
+        changes["head_dim"] = width
+        changes["hidden_size"] = draw(st.sampled_from((heads * width, 28, 32)))
+        changes["attention_bias"] = draw(st.booleans())
+        changes["mlp_bias"] = draw(st.booleans())
+    return with_rope(config_of(family, **changes), draw(st.sampled_from(KINDS)))
+
+
+def _no_alarm(config: dict[str, Any], seed: int) -> None:
+    results = all_results(new_subject(config["model_type"], config=config, seed=seed))
+    wrong = {code: r.reason for code, r in results.items() if r.status not in ("pass", "not-applicable")}
+    assert not wrong, config
+
+
+@settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@given(configurations(), st.integers(0, 2**31 - 1))
+def test_no_false_alarm_on_random_healthy_models(config: dict[str, Any], seed: int) -> None:
+    _no_alarm(config, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(settings.default.max_examples < 1000, reason="--hypothesis-profile=nightly")
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(configurations(), st.integers(0, 2**31 - 1))
+def test_no_false_alarm_on_a_thousand_healthy_models(config: dict[str, Any], seed: int) -> None:
+    _no_alarm(config, seed)

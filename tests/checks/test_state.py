@@ -1,0 +1,67 @@
+"""STA001-005, each alone: state, copies, trim, files, hand-over."""
+
+from __future__ import annotations
+
+import pytest
+from audited import green, healthy, new_subject, only, red
+from planted import FAULTS
+from tiny_models import FAMILIES
+
+import planted_sessions  # noqa: F401
+
+CODES = ("STA001", "STA002", "STA003", "STA004", "STA005")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("code", CODES)
+def test_healthy(code: str, family: str) -> None:
+    green(code, healthy(family))
+
+
+RED = {
+    ("STA001", "frozen_write"): "step 1 wrote slots [3] of caches[0], wanted 13 alone",
+    ("STA001", "write_one_late"): "step 1 wrote slots [14] of caches[0], wanted 13 alone",
+    ("STA001", "write_one_early"): "step 1 wrote slots [12] of caches[0], wanted 13 alone",
+    ("STA001", "two_slots_written"): "step 1 wrote slots [13, 14] of caches[0], wanted 13 alone",
+    ("STA001", "write_dropped_from_16"): "state unchanged by a step (step 4, caches[0])",
+    ("STA001", "write_by_select"): "state unchanged by a step (step 4, caches[0])",
+    ("STA001", "keys_and_values_swapped"): "caches[0] differs from eager's at step 1, slot 13",
+    ("STA001", "values_never_written"): "caches[0] differs from eager's at step 1, slot 13",
+    ("STA001", "position_stands_still"): "caches[0] holds (1, 2, 13, 8) at step 1, eager holds (1, 2, 14, 8)",
+    ("STA001", "rope_one_late"): "caches[0] differs from eager's at step 1, slot 13",
+    ("STA001", "rope_one_early"): "caches[0] differs from eager's at step 1, slot 13",
+    ("STA001", "cache_in_half_precision"): "caches[0] differs from eager's at the prompt",
+    ("STA001", "handed_over_one_short"): "caches[0] holds (1, 2, 12, 8) at the prompt",
+    ("STA001", "caches_in_another_order"): "of caches[0], wanted 13 alone",
+    ("STA002", "copies_share_everything"): "stepping the copy changed the other session's state",
+    ("STA002", "copies_share_their_list"): "stepping the copy changed the other session's state",
+    ("STA003", "trim_lies"): "logits differ at step 1 after trim(1)",
+    ("STA003", "trim_changes_nothing_but_the_count"): "trim(1) returned 1 and left position 17",
+    ("STA003", "trim_takes_what_there_is"): "trim(18) at position 17 was not refused",
+    ("STA003", "refused_trim_trims_some_caches"): "trim(1) was refused and changed the state",
+    ("STA003", "mask_by_content"): "after trim(3)",
+    ("STA004", "saved_without_position"): "position of cache 0 does not fit the model; found: 0; allowed: 14",
+    ("STA004", "saved_from_the_start"): "the loaded state differs from the saved one",
+    ("STA004", "saved_in_half_precision"): "the loaded state differs from the saved one",
+    ("STA005", "handed_over_one_short"): "logits differ at eager step 1 after compiled decoding",
+    ("STA005", "handed_over_one_late"): "logits differ at eager step 1 after compiled decoding",
+    ("STA005", "adopted_one_short"): "logits differ at",
+    ("STA005", "native_cache_emptied"): "logits differ at",
+    ("STA005", "buffers_shared_with_native"): "changed the session's own",
+}
+
+
+@pytest.mark.parametrize(("code", "fault"), RED)
+def test_red(code: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[fault](monkeypatch)
+    assert RED[code, fault] in red(code, new_subject()).reason
+
+
+def test_a_shift_of_every_position_shows_only_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary embeddings are relative: within a tolerance, logits don't tell."""
+    FAULTS["rope_shifted_from_the_start"](monkeypatch)
+    subject = new_subject(exactness="reordered")
+    blind = ("TRC001", "TRC004", "TRC005", "PAR002", "PAR003", "MSK001", "MSK002", "MSK003", "CAP001")
+    assert {code: only(code, subject).status for code in blind} == dict.fromkeys(blind, "pass")
+    assert "caches[0] differs from eager's at the prompt" in red("STA001", subject).reason
+    assert "eager step 1 after compiled decoding" in red("STA005", subject).reason

@@ -1,0 +1,82 @@
+"""The work of a child process: every planned check of one target, told event by event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlx_audit.audit.events import (
+    CheckFinished,
+    CheckStarted,
+    Done,
+    Event,
+    Failed,
+    Planned,
+    SubjectFinished,
+    SubjectStarted,
+)
+from mlx_audit.audit.plan import Entry, make_plan
+from mlx_audit.audit.request import Request
+from mlx_audit.checks.base import Check, execute
+from mlx_audit.errors import MlxAuditError
+from mlx_audit.evidence.environment import environment
+from mlx_audit.evidence.results import CheckResult
+
+Emit = Callable[[Event], None]
+
+
+def audit(request: Request, emit: Emit) -> None:
+    """Run every planned check of one target."""
+    try:
+        plan = make_plan(request)
+    except MlxAuditError as error:
+        emit(Failed(message=str(error), exit_code=error.exit_code))
+        return
+    subjects = [entry.planned for entry in plan.entries]
+    emit(Planned(environment=environment(), subjects=subjects, skipped=plan.skipped))
+    results: list[dict[str, CheckResult]] = []
+    for index, entry in enumerate(plan.entries):
+        before = results[entry.after] if entry.after is not None else {}
+        results.append(_subject(index, entry, before, emit))
+        entry.subject = None  # models go as soon as they are not needed
+    emit(Done())
+
+
+def _subject(
+    index: int, entry: Entry, before: Mapping[str, CheckResult], emit: Emit
+) -> dict[str, CheckResult]:
+    """Run the checks of one subject and return their results by code."""
+    started = time.perf_counter()
+    emit(SubjectStarted(subject=index))
+    done = dict(before)
+    for check in entry.checks:
+        emit(CheckStarted(subject=index, code=check.code))
+        done[check.code] = _check(check, entry, done)
+        emit(CheckFinished(subject=index, check=done[check.code]))
+    emit(SubjectFinished(subject=index, seconds=round(time.perf_counter() - started, 3)))
+    return done
+
+
+def _check(check: Check, entry: Entry, done: Mapping[str, CheckResult]) -> CheckResult:
+    if entry.subject is None:
+        return CheckResult(
+            code=check.code, name=check.name, tier=check.tier, status="not-run", reason=entry.blocked
+        )
+    result = execute(check, entry.subject, done)
+    return result.model_copy(update={"figures": plain(result.figures)})
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can carry it: no sets or tuples, numbers that are not finite as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [
+            plain(item) for item in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
+        ]
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float):
+        return float(value) if value - value == 0 else str(value)
+    return str(value)
