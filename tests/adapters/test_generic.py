@@ -8,7 +8,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
-from tiny_models import FAMILIES, raw, shared_model, tiny_model
 
 from mlx_audit.adapters import (
     FixedCapacityKVCacheProviding,
@@ -20,6 +19,7 @@ from mlx_audit.adapters import (
 from mlx_audit.caches import FixedCapacityKVCache
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import NotCompileCapable
+from tiny_models import FAMILIES, raw, shared_model, tiny_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,7 +78,10 @@ def test_unknown_cache_class_is_refused_by_name() -> None:
         pass
 
     model: Any = tiny_model()
-    type(model).make_cache, kept = (lambda self: [KVCache(), Odd(), KVCache(), KVCache()]), type(model).make_cache
+    type(model).make_cache, kept = (
+        (lambda self: [KVCache(), Odd(), KVCache(), KVCache()]),
+        type(model).make_cache,
+    )
     try:
         with pytest.raises(NotCompileCapable, match=r"cache 1: .*Odd"):
             adapter_for(model, evidence="ignore")

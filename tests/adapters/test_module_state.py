@@ -8,9 +8,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from tiny_models import shared_model
 
 from mlx_audit.adapters import ModuleState, parameter_slots
+from tiny_models import shared_model
 
 
 class Plain:
@@ -20,7 +20,7 @@ class Plain:
         self.__dict__.update(values)
 
 
-class Callable_(Plain):
+class CallablePlain(Plain):
     """An object that is called like a layer, as mlx-lm's RoPE helpers could be."""
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -37,7 +37,7 @@ class Subject(nn.Module):
         self.pair = (Plain(seen=0), [1, 2, 3])
         self.plain = Plain(count=0, inner=Plain(mask=None), rows=[])
         self.empty = Plain()
-        self.rope = Callable_(offset=0)
+        self.rope = CallablePlain(offset=0)
         self.history: list[Any] = ["a", "b", "c", "d"]
         self.steps = 0
         self.ratio = 0.5
@@ -134,7 +134,9 @@ def test_undo_of_some_changes_leaves_the_others() -> None:
     assert (subject.steps, subject.mask) == (7, None)
 
 
-@pytest.mark.parametrize("values", [(0.1 + 0.2, float("3e-1") + 5.551115123125783e-17), ("ab" * 9, "".join(["ab"] * 9))])
+@pytest.mark.parametrize(
+    "values", [(0.1 + 0.2, float("3e-1") + 5.551115123125783e-17), ("ab" * 9, "".join(["ab"] * 9))]
+)
 def test_an_equal_python_value_is_no_change(values: tuple[Any, Any]) -> None:
     subject = Subject()
     subject.value = values[0]

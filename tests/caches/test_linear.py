@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from tiny_models import raw
 
 from mlx_audit.caches import FixedCapacityKVCache, cache_class, kind_of
 from mlx_audit.errors import CapacityExceeded, HostState, ShapeMismatch
+from tiny_models import raw
 
 HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 3, 5
 
@@ -93,6 +93,15 @@ def test_offset_taken_earlier_does_not_move() -> None:
     early, slot = cache.offset, cache.slot
     cache.update_and_fetch(*rows(4, 5))
     assert (early.item(), slot.item(), cache.offset.item()) == (3, 3, 5)
+
+
+def test_state_taken_earlier_does_not_move() -> None:
+    cache = adopted(1, 2, 3)
+    early = cache.state
+    before = [raw(array) for array in early]
+    cache.update_and_fetch(*rows(4))
+    cache.trim(2)
+    assert [raw(array) for array in early] == before
 
 
 def test_a_caller_that_adds_to_an_offset_in_place_changes_only_its_own() -> None:
@@ -184,6 +193,22 @@ def test_copies_are_independent_both_ways() -> None:
     assert cache.keys[0, 0, :4, 0].tolist() == [1, 2, 3, 0]
     assert twin.keys[0, 0, :4, 0].tolist() == [1, 2, 4, 5]
     assert (cache.size(), twin.size()) == (3, 4)
+
+
+def test_a_write_in_place_stays_in_its_copy() -> None:
+    """Some models write into `cache.keys` themselves."""
+    cache = adopted(1, 2)
+    before, twin = content(cache), cache.copy()
+    twin.keys[..., 0, :] = 7.0
+    twin.values *= 2
+    twin.state[2].__iadd__(1)
+    assert content(cache) == before
+
+
+def test_a_copy_of_a_full_cache_is_full() -> None:
+    twin = adopted(1, 2, capacity=2).copy()
+    with pytest.raises(CapacityExceeded):
+        twin.update_and_fetch(*rows(3))
 
 
 def test_native_round_trip_is_exact() -> None:

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from mlx_lm.models.cache import KVCache
-from tiny_models import raw
 
 from mlx_audit.caches import FixedCapacityKVCache
 from mlx_audit.errors import CapacityExceeded
+from tiny_models import raw
 
 BATCH, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 5
 # Powers of two, so that each id stays exact in bfloat16 for every row and head.

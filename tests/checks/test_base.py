@@ -8,22 +8,49 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from audited import all_results, check, green, healthy, mutated, new_subject, only, red, statuses
-from mutations import MUTATIONS
-from planted import FAULTS
 
 import mlx_audit.checks
-import planted_sessions  # noqa: F401 - its faults register themselves
+from audited import all_results, check, green, healthy, mutated, new_subject, only, red, statuses
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun, all_checks, execute
 from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import ShapeMismatch
 from mlx_audit.evidence.results import CheckResult, Status
 from mlx_audit.tracing import ExportRefused
+from mutations import MUTATIONS
+from planted import FAULTS
 
-STABLE = (
-    "TOP001 TOP002 TOP003 TRC001 TRC002 TRC003 TRC004 TRC005 ENV001 NEG001 PAR001 PAR002 PAR003 PAR004 "
-    "STA001 STA002 STA003 STA004 STA005 MSK001 MSK002 MSK003 CAP001 CAP002 CAP003 LIF001 LIF002 LIF003 CKP001 CKP002"
-).split()
+STABLE = [
+    "TOP001",
+    "TOP002",
+    "TOP003",
+    "TRC001",
+    "TRC002",
+    "TRC003",
+    "TRC004",
+    "TRC005",
+    "ENV001",
+    "NEG001",
+    "PAR001",
+    "PAR002",
+    "PAR003",
+    "PAR004",
+    "STA001",
+    "STA002",
+    "STA003",
+    "STA004",
+    "STA005",
+    "MSK001",
+    "MSK002",
+    "MSK003",
+    "CAP001",
+    "CAP002",
+    "CAP003",
+    "LIF001",
+    "LIF002",
+    "LIF003",
+    "CKP001",
+    "CKP002",
+]
 _CODE = re.compile(r'^    code = "', re.MULTILINE)
 HEADINGS = ("What it does:", "Why:", "Example:", "How to fix:", "Sources:")
 
@@ -105,8 +132,16 @@ def test_a_failure_carries_reason_place_and_figures() -> None:
         (NotRun("no compiler"), "not-run", "no compiler"),
         (ExportRefused("MLX's exporter refused the graph", found="Fence"), "not-run", "Fence"),
         (ShapeMismatch("the tokens have the wrong shape", where="step"), "fail", "step: the tokens have"),
-        (KeyError("layers"), "not-run", "internal error of mlx-audit, please report it: KeyError: 'layers' at test_base"),
-        (RuntimeError("[eval] Attempting to eval an array without a primitive."), "fail", "kept outside the caches"),
+        (
+            KeyError("layers"),
+            "not-run",
+            "internal error of mlx-audit, please report it: KeyError: 'layers' at test_base",
+        ),
+        (
+            RuntimeError("[eval] Attempting to eval an array without a primitive."),
+            "fail",
+            "kept outside the caches",
+        ),
     ],
 )
 def test_how_an_exception_counts(error: Exception, status: str, reason: str) -> None:
@@ -118,9 +153,13 @@ def test_how_an_exception_counts(error: Exception, status: str, reason: str) -> 
 
 
 def test_an_exception_of_the_model_fails_and_names_its_line(tmp_path: Path) -> None:
-    module = mutated(tmp_path, ("        return self.norm(h)\n", "        return self.norm(h)[self.absent]\n"))
+    module = mutated(
+        tmp_path, ("        return self.norm(h)\n", "        return self.norm(h)[self.absent]\n")
+    )
     result = red("PAR001", new_subject(module=module))
-    line = Path(module.__file__ or "").read_text(encoding="utf-8")[: -1].split("self.absent")[0].count("\n") + 1
+    line = (
+        Path(module.__file__ or "").read_text(encoding="utf-8")[:-1].split("self.absent")[0].count("\n") + 1
+    )
     assert "absent" in result.reason
     assert result.where == f"{Path(module.__file__ or '').name}:{line}"
 

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from audited import green, healthy, new_subject, red
 from planted import FAULTS
 from tiny_models import FAMILIES
-
-import planted_sessions  # noqa: F401
 
 CODES = ("CAP001", "CAP002", "CAP003")
 
@@ -30,8 +29,8 @@ RED = {
     ("CAP001", "write_dropped_from_16"): "logits differ at step 4 of 5",
     ("CAP002", "refused_call_counts"): "extend of 3 was refused, but changed the session",
     ("CAP002", "step_counts_two"): "the tokens don't fit",
-    ("CAP003", "tokens_not_checked"): "step([64]) at position 5 of 12 was not refused",
-    ("CAP003", "booleans_are_tokens"): "step([True]) at position 5 of 12 was not refused",
+    ("CAP003", "tokens_not_checked"): "step([64]) at position 6 of 12 was not refused",
+    ("CAP003", "booleans_are_tokens"): "step([True]) at position 6 of 12 was not refused",
     ("CAP003", "failed_step_advances"): "step([64]) was refused, but changed the session",
 }
 
@@ -43,7 +42,7 @@ def test_red(code: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TRIAL = """
-import sys, pytest, planted, planted_sessions
+import sys, pytest, planted
 from audited import new_subject, red
 planted.FAULTS[sys.argv[1]](pytest.MonkeyPatch())
 print(red("CAP002", new_subject()).reason, flush=True)

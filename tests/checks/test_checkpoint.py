@@ -8,12 +8,11 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from audited import green, new_subject, only, red
 from mlx.utils import tree_flatten
+
+from audited import green, new_subject, only, red
 from planted import FAULTS
 from tiny_models import config_of, tiny_model
-
-import planted_sessions  # noqa: F401
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "4 bits"])
@@ -25,7 +24,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param == "4 bits":
         nn.quantize(model, group_size=64, bits=4)
         config["quantization"] = {"group_size": 64, "bits": 4}
-    mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    mx.save_safetensors(
+        str(path / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"}
+    )
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return path
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
+
 from audited import green, healthy, new_subject, only, red
+from mlx_audit.checks import env
 from planted import FAULTS
 from tiny_models import FAMILIES
-
-import planted_sessions  # noqa: F401
-from mlx_audit.checks import env
 
 
 @pytest.fixture

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from audited import green, healthy, new_subject, red
 from planted import FAULTS
 from tiny_models import FAMILIES
-
-import planted_sessions  # noqa: F401
 
 CODES = ("LIF001", "LIF002", "LIF003")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from audited import green, healthy, mutated, new_subject, red
 from mutations import MUTATIONS
 from planted import FAULTS
 from tiny_models import FAMILIES
-
-import planted_sessions  # noqa: F401
 
 CODES = ("MSK001", "MSK002", "MSK003")
 
@@ -41,7 +40,10 @@ RED = {
     ("MSK002", "values_never_written"): "moved the logits of a step",
     ("MSK002", "write_by_select"): "",
     ("MSK002", "unwritten_slots_hold_nan"): "caches[0] holds NaN or infinity: masked slots must be finite",
-    ("MSK002", "unwritten_slots_hold_infinity"): "caches[0] holds NaN or infinity: masked slots must be finite",
+    (
+        "MSK002",
+        "unwritten_slots_hold_infinity",
+    ): "caches[0] holds NaN or infinity: masked slots must be finite",
     ("MSK003", "mask_shows_all"): "capacity 64 against 29",
 }
 
@@ -54,7 +56,9 @@ def test_red(code: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_position_taken_from_the_key_length_depends_on_the_capacity(tmp_path: Path) -> None:
     subject = new_subject(module=mutated(tmp_path, *MUTATIONS["position_from_key_length"]))
-    assert "logits differ at step 1 after a prompt of 1, capacity 64 against 29" in red("MSK003", subject).reason
+    assert (
+        "logits differ at step 1 after a prompt of 1, capacity 64 against 29" in red("MSK003", subject).reason
+    )
 
 
 @pytest.mark.parametrize("mutation", ["mask_made_true", "mask_left_out", "mask_left_out_in_one_layer"])

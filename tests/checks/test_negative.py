@@ -7,10 +7,10 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from audited import green, healthy, new_subject, only, red
-from tiny_models import FAMILIES
 
+from audited import green, healthy, new_subject, only, red
 from mlx_audit.checks.subject import Subject
+from tiny_models import FAMILIES
 
 
 @pytest.mark.parametrize("family", FAMILIES)

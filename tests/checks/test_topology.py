@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audited import green, healthy, mutated, new_subject, only, red
-from tiny_models import FAMILIES, config_of
 
+from audited import green, healthy, mutated, new_subject, only, red
 from mlx_audit.manifests import CacheSpec
+from tiny_models import FAMILIES, config_of
 
 LINEAR = CacheSpec("linear")
 ROTATING = CacheSpec("rotating", (("window", 8), ("keep", 0)))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from audited import green, healthy, line_of, mutated, new_subject, only, red
 from mutations import MUTATIONS
 from planted import FAULTS
 from tiny_models import FAMILIES
-
-import planted_sessions  # noqa: F401
 
 CODES = ("TRC001", "TRC002", "TRC003", "TRC004", "TRC005")
 
@@ -23,7 +22,13 @@ def test_healthy(code: str, family: str) -> None:
 
 @pytest.mark.parametrize(
     "mutation",
-    ["renamed", "attention_written_out", "attention_with_additive_mask", "rotated_after_the_update", "attention_in_float32"],
+    [
+        "renamed",
+        "attention_written_out",
+        "attention_with_additive_mask",
+        "rotated_after_the_update",
+        "attention_in_float32",
+    ],
 )
 def test_other_ways_to_write_the_same_model_are_right(mutation: str, tmp_path: Path) -> None:
     subject = new_subject(module=mutated(tmp_path, *MUTATIONS[mutation]))
@@ -76,10 +81,16 @@ def test_a_frozen_constant_is_named_with_its_consumer(tmp_path: Path) -> None:
 
 
 CACHES = {
-    "state_comes_out_wider": ("TRC002", "caches[0].keys goes in as bfloat16[1, 2, 4099, 8] and comes out as float32"),
+    "state_comes_out_wider": (
+        "TRC002",
+        "caches[0].keys goes in as bfloat16[1, 2, 4099, 8] and comes out as float32",
+    ),
     "fetched_zeros": ("TRC003", "Matmul reads a cache array bfloat16"),
     "buffer_made_anew": ("TRC003", "DynamicSliceUpdate reads a cache array"),
-    "frozen_write": ("TRC004", "caches[0].keys is written at a place that does not descend from caches[0]'s own position"),
+    "frozen_write": (
+        "TRC004",
+        "caches[0].keys is written at a place that does not descend from caches[0]'s own position",
+    ),
     "write_by_select": ("TRC004", "caches[0].keys is not written in place: it comes out of Select"),
     "values_never_written": ("TRC004", "caches[0].values is unchanged by a step"),
     "position_stands_still": ("TRC004", "caches[0].position is unchanged by a step"),
@@ -99,7 +110,10 @@ def test_a_fault_of_a_cache_is_red(fault: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("mutation", ["weight_in_closure", "weight_transposed_in_closure"])
 def test_a_captured_weight_is_red_whatever_its_dtype(mutation: str, tmp_path: Path) -> None:
     subject = new_subject(module=mutated(tmp_path, *MUTATIONS[mutation]))
-    assert "weight model.layers.0.mlp.up_proj.weight is not an input of the graph" in red("TRC003", subject).reason
+    assert (
+        "weight model.layers.0.mlp.up_proj.weight is not an input of the graph"
+        in red("TRC003", subject).reason
+    )
 
 
 def test_a_captured_copy_of_a_weight_that_is_read_elsewhere_is_red(tmp_path: Path) -> None:
@@ -116,7 +130,7 @@ def test_an_attention_without_a_mask_is_red(mutation: str, tmp_path: Path) -> No
     result = red("TRC005", subject)
     assert "attention 0 (Softmax over" in result.reason
     assert "has no mask that descends from the position" in result.reason
-    assert result.figures == {"attentions": 4, "capacity": 4099}
+    assert result.figures == {"attentions": 4, "capacity": 4099, "rung": 2053}
 
 
 def test_one_unmasked_attention_of_four_is_named(tmp_path: Path) -> None:

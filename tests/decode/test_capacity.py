@@ -7,10 +7,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny_models import Eager, distance, shared_model, state_bytes, tokens
 
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import CapacityExceeded, SessionMisuse, ShapeMismatch
+from tiny_models import Eager, distance, shared_model, state_bytes, tokens
 
 CAPACITY = 37
 
@@ -34,17 +34,22 @@ def test_the_last_slot_is_taken_and_one_more_is_refused(full: CompiledDecodeSess
     for cache, own in zip(full.state, eager.caches, strict=True):
         assert distance(cache[0], own.keys[..., :CAPACITY, :]) == 0.0
     before = state_bytes(full)
-    with pytest.raises(CapacityExceeded, match=r"step: .*found: 37 held and 1 more; allowed: 37 .*38 or more"):
+    with pytest.raises(
+        CapacityExceeded, match=r"step: .*found: 37 held and 1 more; allowed: 37 .*38 or more"
+    ):
         full.step([1])
     assert (full.position, full.remaining, full.trace_count) == (37, 0, 1)
     assert state_bytes(full) == before
     assert full.trim(1) == 1
     full.trim(1)
-    eager.caches[0].trim(2), eager.caches[1].trim(2), eager.caches[2].trim(2), eager.caches[3].trim(2)
+    for cache in eager.caches:
+        cache.trim(2)
     assert distance(full.step([9]), eager.feed([[9]])) == 0.0
 
 
-def test_nothing_is_dispatched_by_a_refusal(full: CompiledDecodeSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_dispatched_by_a_refusal(
+    full: CompiledDecodeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("the model was called")
 
@@ -60,19 +65,16 @@ def test_nothing_is_dispatched_by_a_refusal(full: CompiledDecodeSession, monkeyp
 def test_a_thousand_random_attempts_leave_a_full_session_as_it_was(full: CompiledDecodeSession) -> None:
     random = np.random.default_rng(0)
     before = state_bytes(full)
-    logits = None
     for _ in range(1000):
         count = int(random.choice([1, 2, 3, 36, 37, 38, 300, 5000]))
-        call = random.integers(4)
+        attempt = {
+            0: lambda count: full.step([count % 64]),
+            1: lambda count: full.extend([[1] * count]),
+            2: lambda count: full.generate([1] * count, count),
+            3: lambda count: full.prefill([[1] * count]),
+        }[int(random.integers(4))]
         with pytest.raises((CapacityExceeded, SessionMisuse)):
-            if call == 0:
-                full.step([int(random.integers(64))])
-            elif call == 1:
-                full.extend([[1] * count])
-            elif call == 2:
-                full.generate([1] * count, int(random.integers(1, 50)))
-            else:
-                full.prefill([[1] * count])
+            attempt(count)
         if random.integers(10) == 0:
             assert state_bytes(full) == before
     assert state_bytes(full) == before
@@ -92,12 +94,15 @@ def test_random_attempts_from_a_partly_filled_session(held: int) -> None:
     before = state_bytes(session)
     room = CAPACITY - held
     for excess in (1, 2, 40, 100_000):
-        calls = [lambda: session.generate([1], room + excess), lambda: session.generate([1] * (room + excess), 1)]
-        calls.append(lambda: session.extend([[1] * (room + excess)]))
-        calls.append(lambda: session.prefill([[1] * (room + excess)]))
-        for call in calls:
+        count = room + excess
+        for call, arguments in (
+            (session.generate, ([1], count)),
+            (session.generate, ([1] * count, 1)),
+            (session.extend, ([[1] * count],)),
+            (session.prefill, ([[1] * count],)),
+        ):
             with pytest.raises((CapacityExceeded, SessionMisuse)):
-                call()
+                call(*arguments)
     assert (session.position, state_bytes(session)) == (held, before)
 
 
@@ -112,7 +117,12 @@ def test_generate_may_fill_the_last_slot_exactly() -> None:
 
 def test_generate_checks_when_it_is_called_and_not_when_it_is_read() -> None:
     session = CompiledDecodeSession(shared_model(), 4, evidence="ignore")
-    for wrong in ({"prompt": tokens(5)}, {"prompt": [64]}, {"prompt": []}, {"prompt": [1], "max_new_tokens": 0}):
+    for wrong in (
+        {"prompt": tokens(5)},
+        {"prompt": [64]},
+        {"prompt": []},
+        {"prompt": [1], "max_new_tokens": 0},
+    ):
         with pytest.raises((CapacityExceeded, ShapeMismatch)):
             session.generate(**wrong)
 

@@ -47,7 +47,11 @@ def test_reasons_name_the_leaf(first: Any, second: Any, reason: str) -> None:
     def total(x: Any) -> mx.array:
         leaves = [x] if isinstance(x, mx.array) else []
         if isinstance(x, list | tuple | dict):
-            leaves = [total(item) for item in (x.values() if isinstance(x, dict) else x) if not isinstance(item, int)]
+            leaves = [
+                total(item)
+                for item in (x.values() if isinstance(x, dict) else x)
+                if not isinstance(item, int)
+            ]
         return sum((leaf.sum() for leaf in leaves), mx.array(0.0))
 
     step = CountedCompile(total)
@@ -66,7 +70,10 @@ def test_switched_off_compilation_shows() -> None:
     finally:
         mx.enable_compile()
     assert step.trace_count == 3
-    assert step.reasons == ["retraced with equal arguments: mx.compile is switched off, or no C++ compiler was found"] * 2
+    assert (
+        step.reasons
+        == ["retraced with equal arguments: mx.compile is switched off, or no C++ compiler was found"] * 2
+    )
 
 
 def test_a_failed_trace_is_not_counted_and_the_next_one_works() -> None:

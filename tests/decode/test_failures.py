@@ -8,11 +8,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from tiny_models import Eager, distance, raw, state_bytes, tiny_model, tokens
 
 from mlx_audit.adapters import ModuleState
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import SessionBroken
+from tiny_models import Eager, distance, raw, state_bytes, tiny_model, tokens
 
 
 class PlantedError(RuntimeError):
@@ -25,13 +25,14 @@ class Failing(nn.Module):
     def __init__(self, layer: nn.Module, at: int, error: type[BaseException] = PlantedError) -> None:
         super().__init__()
         self.inner = layer
-        self.calls_left = [at]  # a list: what a failed call changes here is put back by the session
+        self.seen = 0  # what a failed call counts here is put back by the session
         self.error = error
         self.use_sliding = False
         _calls[id(self)] = at
 
     def __call__(self, *arguments: Any, **options: Any) -> mx.array:
         _calls[id(self)] -= 1
+        self.seen += 1
         if _calls[id(self)] == 0:
             raise self.error("planted")
         return self.inner(*arguments, **options)
@@ -108,6 +109,7 @@ def test_failure_in_a_chunk_of_a_prefill(chunk_of_failure: int) -> None:
     with pytest.raises(PlantedError):
         session.prefill([ids])
     assert (session.position, session.remaining) == (0, 12)
+    assert model.model.layers[2].seen == 0
     assert holds_no_tracer(model)
     eager = Eager(model)
     for start in (0, 3, 6):
@@ -126,6 +128,7 @@ def test_failure_in_an_extension() -> None:
     with pytest.raises(PlantedError):
         session.extend([ids[4:]])
     assert (session.position, state_bytes(session)) == (4, before)
+    assert model.model.layers[2].seen == 0
     assert holds_no_tracer(model)
     assert distance(session.extend([ids[4:]]), eager.feed([ids[4:]])) == 0.0
 
@@ -154,6 +157,7 @@ class Memo(nn.Module):
         self._private = None
         self.by_length: dict[int, mx.array] = {}
         self.rows: list[mx.array] = []
+        self._sum = mx.zeros(1)
 
     def __call__(self, x: mx.array, *arguments: Any, **options: Any) -> mx.array:
         if self.scale is None:
@@ -162,6 +166,7 @@ class Memo(nn.Module):
             self._private = self.scale + 0
         self.by_length.setdefault(x.shape[1], self.scale + 0)
         self.rows.append(self.scale + 0)
+        self._sum += mx.abs(x[0, 0, :1]) * 0
         kept = self.scale * self._private * self.by_length[x.shape[1]] * self.rows[-1]
         return self.inner(x * kept, *arguments, **options)
 
@@ -180,7 +185,7 @@ def test_arrays_that_the_forward_keeps_leave_no_placeholder_behind() -> None:
         assert distance(session.step([token]), wanted.feed([[token]])) == 0.0
         assert holds_no_tracer(model)
     assert memo.scale is memo._private is None  # as before the trace, and not gone
-    assert (memo.by_length, memo.rows) == ({}, [])
+    assert (memo.by_length, memo.rows, memo._sum.tolist()) == ({}, [], [0])
     assert distance(session.extend([ids[8:]]), wanted.feed([ids[8:]])) == 0.0
 
 

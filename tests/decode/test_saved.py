@@ -12,10 +12,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny_models import distance, raw, shared_model, state_bytes, tiny_model, tokens
 
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import SavedSessionInvalid, SessionMisuse
+from tiny_models import distance, raw, shared_model, state_bytes, tiny_model, tokens
 
 
 @pytest.fixture

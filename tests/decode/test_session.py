@@ -10,10 +10,20 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
-from tiny_models import FAMILIES, Eager, cold_logits, distance, raw, shared_model, state_bytes, tiny_model, tokens
 
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import SessionMisuse
+from tiny_models import (
+    FAMILIES,
+    Eager,
+    cold_logits,
+    distance,
+    raw,
+    shared_model,
+    state_bytes,
+    tiny_model,
+    tokens,
+)
 
 
 def new_session(model: object = None, capacity: int = 40, **options: object) -> CompiledDecodeSession:
@@ -262,6 +272,7 @@ def test_states_handed_out_are_the_callers_own() -> None:
 
 def test_a_session_that_cannot_compile_says_so() -> None:
     session = new_session()
+    session._warns = True  # as with evidence="required", which needs a record
     session.prefill([tokens(3)])
     mx.disable_compile()
     try:

@@ -15,10 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 from mlx_lm.models.cache import make_prompt_cache
-from tiny_models import VOCABULARY, distance, shared_model, state_bytes
 
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import CapacityExceeded, SessionMisuse
+from tiny_models import VOCABULARY, distance, shared_model, state_bytes
 
 CAPACITY = 16
 # Chunks of other lengths add up in another order; a wrong slot or position is off by 0.1 and more.
@@ -113,7 +113,7 @@ class SessionMachine(RuleBasedStateMachine):
             run.session.save(path)
             loaded = CompiledDecodeSession.load(path, shared_model(), evidence="ignore")
         # The compiled step of the template serves it too; a trace each would make this test slow.
-        loaded._step, loaded._compiled = run.session._step, run.session._compiled
+        loaded._step, loaded._rungs = run.session._step, run.session._rungs
         run.session = loaded
 
     @invariant()

@@ -8,11 +8,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
-from tiny_models import shared_model
 
 from mlx_audit.adapters import GenericAdapter
 from mlx_audit.decode import DecodeStep, check_state_tree, require_fixed_capacity
 from mlx_audit.errors import HostState
+from tiny_models import shared_model
 
 
 class Holder:
@@ -87,7 +87,9 @@ def test_mlx_does_drop_what_is_refused_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [KVCache, lambda: RotatingKVCache(max_size=8), QuantizedKVCache], ids=["plain", "rotating", "quantized"]
+    "make",
+    [KVCache, lambda: RotatingKVCache(max_size=8), QuantizedKVCache],
+    ids=["plain", "rotating", "quantized"],
 )
 def test_stock_caches_are_refused_by_name(make: Any) -> None:
     cache = make()

@@ -7,11 +7,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny_models import Eager, distance, shared_model, state_bytes, tokens
 
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.decode.tokens import token_array
 from mlx_audit.errors import SessionMisuse, ShapeMismatch
+from tiny_models import Eager, distance, shared_model, state_bytes, tokens
 
 NO_IDS: list[Any] = [
     None,
@@ -52,7 +52,9 @@ NO_IDS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("wrong", NO_IDS, ids=[f"{i}-{type(wrong).__name__}" for i, wrong in enumerate(NO_IDS)])
+@pytest.mark.parametrize(
+    "wrong", NO_IDS, ids=[f"{i}-{type(wrong).__name__}" for i, wrong in enumerate(NO_IDS)]
+)
 def test_nothing_that_is_no_id_gets_through(wrong: Any) -> None:
     session = CompiledDecodeSession(shared_model(), 20, evidence="ignore")
     session.prefill([tokens(3)])

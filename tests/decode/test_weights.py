@@ -9,10 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
-from tiny_models import FAMILIES, Eager, distance, tiny_model, tokens
 
-from mlx_audit.decode import CompiledDecodeSession, DecodeStep
 from mlx_audit.adapters import adapter_for
+from mlx_audit.decode import CompiledDecodeSession, DecodeStep
+from tiny_models import FAMILIES, Eager, distance, tiny_model, tokens
 
 
 def _replaced(model: Any, other: Any) -> None:
@@ -124,6 +124,7 @@ def test_the_step_is_pure_and_leaves_the_modules_own_arrays() -> None:
     assert step.written == []
     slots = [slot.path for slot in step.slots()]
     assert slots == sorted(slots)
-    assert dict(tree_flatten(tree_unflatten(list(zip(slots, step.parameters(), strict=True))))).keys() == dict(
-        tree_flatten(model.parameters())
-    ).keys()
+    assert (
+        dict(tree_flatten(tree_unflatten(list(zip(slots, step.parameters(), strict=True))))).keys()
+        == dict(tree_flatten(model.parameters())).keys()
+    )

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import config_of, module_of
 
 from mlx_audit.adapters import adapter_for
 from mlx_audit.models.build import build_lazy, resolve_arguments
 from mlx_audit.models.modules import import_file
 from mlx_audit.tracing import StepTracer, TraceFailed, TraceProof, prove
+from tiny_models import config_of, module_of
 
 _numbers = itertools.count()
 

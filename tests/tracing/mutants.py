@@ -59,8 +59,10 @@ MUTANTS: dict[str, tuple[Replacements, str]] = {
         [
             (
                 "            keys, values = cache.update_and_fetch(keys, values)\n",
-                "            keys, values = cache.update_and_fetch(keys, values)\n"
-                "            keys, values = keys[..., : cache.offset, :], values[..., : cache.offset, :]\n",
+                (
+                    "            keys, values = cache.update_and_fetch(keys, values)\n"
+                    "            keys, values = keys[..., : cache.offset, :], values[..., : cache.offset, :]\n"
+                ),
             )
         ],
         ".py:",
@@ -70,13 +72,15 @@ MUTANTS: dict[str, tuple[Replacements, str]] = {
             (ATTENTION, ATTENTION + "        self.seen = 0\n"),
             (
                 "            keys, values = cache.update_and_fetch(keys, values)\n",
-                "            keys, values = cache.update_and_fetch(keys, values)\n"
-                "            self.seen += L\n"
-                "            keys, values = keys[..., : self.seen, :], values[..., : self.seen, :]\n"
-                "            mask = mask[..., : self.seen] if isinstance(mask, mx.array) else mask\n",
+                (
+                    "            keys, values = cache.update_and_fetch(keys, values)\n"
+                    "            self.seen += L\n"
+                    "            keys, values = keys[..., : self.seen, :], values[..., : self.seen, :]\n"
+                    "            mask = mask[..., : self.seen] if isinstance(mask, mx.array) else mask\n"
+                ),
             ),
         ],
-        "Slice",
+        "Slice arguments",
     ),
     # counters
     "counter on the module": (position("position = self.seen\nself.seen += L", init="self.seen = 0"), "RoPE"),
@@ -301,6 +305,13 @@ MUTANTS: dict[str, tuple[Replacements, str]] = {
     ),
     "public running average in place": (
         body("self.average += h.mean()\nh = h - self.average", init="self.average = mx.array(0.0)"),
+        "average",
+    ),
+    "running average in place, in the step only": (
+        body(
+            "if isinstance(cache[0].offset, mx.array):\n    self.average += h.mean()\nh = h - self.average",
+            init="self.average = mx.array(0.0)",
+        ),
         "average",
     ),
     "average in a closure": (

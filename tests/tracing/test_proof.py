@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tiny_models import FAMILIES, shared_model
-from tracing.conftest import findings, proof_of
-from tracing.mutants import LONG_WINDOW, MUTANTS
 
 from mlx_audit.adapters import adapter_for
 from mlx_audit.tracing import StepTracer, prove
+from tiny_models import FAMILIES, shared_model
+from tracing.conftest import findings, proof_of
+from tracing.mutants import LONG_WINDOW, MUTANTS
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -30,7 +30,7 @@ def test_a_renamed_copy_is_clean(mutant: Callable[..., Any]) -> None:
 
 
 def test_a_window_start_shows_only_to_histories_that_fill_the_window(mutant: Callable[..., Any]) -> None:
-    """A limit of the proof, kept in view: the lazy prefill costs the same at any length, so longer ones may be asked."""
+    """A limit of the proof, kept in view; a lazy prefill costs the same at any length, so longer ones may be asked."""
     model = mutant(LONG_WINDOW)
     tracer = StepTracer(model, adapter_for(model, evidence="ignore"))
     assert prove(tracer).differences == []

@@ -10,13 +10,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from tiny_models import Eager, distance, module_of, raw, tiny_model, tokens
-from tracing.conftest import proof_of
 
 from mlx_audit.adapters import ModuleState, adapter_for, parameter_slots
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.models.build import build_lazy, resolve_arguments
 from mlx_audit.tracing import ExportRefused, StepTracer, TraceFailed, compile_is_on, prove
+from tiny_models import Eager, distance, module_of, raw, tiny_model, tokens
+from tracing.conftest import proof_of
 
 LLAMA_405B = {
     "model_type": "llama",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_audit.adapters.model_code import View, is_model_code, parts, roots
 from mlx_audit.caches import handle
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _LEAVES = _PLAIN | {mx.array}
 _CONTAINERS = (dict, list)
+_HOLDERS = (dict, list, tuple, View)
 _ABSENT = object()
 
 
@@ -70,10 +72,11 @@ class Change(NamedTuple):
 
 
 class ModuleState:
-    """A snapshot of everything that hangs on a module: arrays, Python values, and containers of both.
+    """A snapshot of everything that a model's code can write: arrays, Python values, and containers of both.
 
-    The model's forward may write attributes (a memoized mask, a position counter). While it is traced such a write
-    leaves a placeholder behind; `changes` names what was written and `undo` puts it back.
+    That is what hangs on its modules, and the globals, class attributes and closures of their code. The forward may
+    write there (a memoized mask, a position counter). While it is traced such a write leaves a placeholder behind;
+    `changes` names what was written and `undo` puts it back.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -131,24 +134,41 @@ class ModuleState:
 
 
 def _containers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield each dict and list below a module, and the attributes of modules and plain objects, with its path."""
-    seen: set[int] = set()
+    """Yield each container that model code can write, with its path: those below the module, and of its code."""
+    seen: set[Any] = set()
     stack: list[tuple[str, Any]] = [("", model)]
     while stack:
         path, value = stack.pop()
-        if id(value) in seen:
+        place = (View, id(value.of)) if isinstance(value, View) else id(value)
+        if place in seen:
             continue
-        seen.add(id(value))
+        seen.add(place)
+        if isinstance(value, nn.Module) and type(value) not in seen:
+            seen.add(type(value))
+            stack += roots(type(value))
         prefix = f"{path}." if path else ""
-        if isinstance(value, dict | list | tuple):
+        if isinstance(value, _HOLDERS):
             if not isinstance(value, tuple):
                 yield path, value
-            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            for key, item in enumerate(value) if isinstance(value, list | tuple) else value.items():
                 if type(item) not in _LEAVES:
                     stack.append((f"{prefix}{key}", item))
+            if isinstance(value, View):
+                continue
+        elif isinstance(value, FunctionType):
+            stack += parts(path, value)
         attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict) and not isinstance(value, type | ModuleType):
+        if isinstance(attributes, dict) and _is_open(value):
             stack.append((path, attributes))
+
+
+def _is_open(value: Any) -> bool:
+    """Return whether to look into an object's attributes: modules of the model, and objects of model code's classes."""
+    if isinstance(value, type | ModuleType):
+        return False
+    return isinstance(value, nn.Module | FunctionType | SimpleNamespace | dict | list) or is_model_code(
+        type(value).__module__
+    )
 
 
 def _copy(container: Any) -> Any:
@@ -164,8 +184,8 @@ def _values(container: Any) -> list[Any]:
 
 
 def _differences(path: str, container: Any, old: Any) -> Iterator[Change]:
-    before = dict(enumerate(old)) if isinstance(old, list) else old
-    after = dict(enumerate(container)) if isinstance(container, list) else container
+    before = dict(_items(old))
+    after = dict(_items(container))
     for key in [*before, *(key for key in after if key not in before)]:
         was, now = before.get(key, _ABSENT), after.get(key, _ABSENT)
         if was is not now and not _equal(was, now):

@@ -52,6 +52,13 @@ class FixedCapacityCache(ABC):
     def with_state(self, state: Sequence[mx.array]) -> Self:
         """Return a cache of the same configuration over `state`, without reading any value of it."""
 
+    def at_rung(self, rung: int) -> Self:
+        """Return a cache over the same arrays of which a step attends to the first `rung` slots only.
+
+        The caller has counted: every token held, and every token of the next call, lies below the rung.
+        """
+        return self
+
     @property
     @abstractmethod
     def offset(self) -> mx.array:

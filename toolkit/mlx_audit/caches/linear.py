@@ -45,6 +45,8 @@ class FixedCapacityKVCache(FixedCapacityCache):
         self.values = values
         self._position = position
         self.capacity = keys.shape[2]
+        # Slots that attention reads, from the first on; the rest holds no token yet.
+        self._rung = self.capacity
         # Tokens held, where the host knows; None inside a compiled step, where the session has counted already.
         self._held: int | None = None
 
@@ -100,15 +102,24 @@ class FixedCapacityKVCache(FixedCapacityCache):
                 found=keys.shape[2],
                 allowed=self.capacity,
             )
-        return type(self)(keys, values, position)
+        cache = type(self)(keys, values, position)
+        cache._rung = self._rung
+        return cache
+
+    def at_rung(self, rung: int) -> Self:
+        cache = self.with_state(self.state)
+        cache._rung, cache._held = min(rung, self.capacity), self._held
+        return cache
 
     @property
     def offset(self) -> mx.array:
         return handle(self._position)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return what attention reads: the whole buffers."""
-        return self.keys, self.values
+        """Return what attention reads: the buffers up to the rung."""
+        if self._rung == self.capacity:
+            return self.keys, self.values
+        return self.keys[:, :, : self._rung], self.values[:, :, : self._rung]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         self._require_fitting(keys, values)
@@ -130,7 +141,7 @@ class FixedCapacityKVCache(FixedCapacityCache):
 
     def make_mask(self, N: int, *, window_size: int | None = None, return_array: bool = True) -> mx.array:
         queries = mx.expand_dims(self._position + mx.arange(N), 1)
-        slots = mx.arange(self.capacity)
+        slots = mx.arange(self._rung)
         mask = queries >= slots
         if window_size is not None:
             mask = mask & (queries < slots + window_size)

@@ -113,7 +113,7 @@ class NothingBakedIn(Check):
 
     def run(self, subject: Subject) -> Figures:
         graph = subject.proof.graph
-        _require_none(lint.baked_arrays(graph, subject.tracer.capacity), {})
+        _require_none(lint.baked_arrays(graph, subject.tracer.capacity, subject.tracer.rung), {})
         unread = [value.path for value in graph.parameters if value.name not in graph.users]
         return {"weights": len(graph.parameters), "unread_weights": len(unread)}
 
@@ -159,8 +159,8 @@ class EveryAttentionMasked(Check):
 
     What it does:
         Finds each softmax (or fused attention) that reads a cache, traced at a prime capacity so that no other axis is
-        taken for it, and asks that its scores pass a mask over all keys that descends from a position. A buffer may
-        not be cut by a constant slice.
+        taken for it, and asks that its scores pass a mask over all keys that descends from a position. The one
+        constant slice of a buffer that is allowed is the rung, its prefix.
 
     Why:
         A fixed-capacity buffer has slots that hold no token yet, or one that was forgotten. In eager decoding with
@@ -168,7 +168,7 @@ class EveryAttentionMasked(Check):
         added instead of applied hides nothing.
 
     Example:
-        attention 0 (Softmax over [1, 2, 2, 1, 4099]) has no mask that descends from the position
+        attention 0 (Softmax over [1, 2, 2, 1, 2053]) has no mask that descends from the position
 
     How to fix:
         Give the mask from `cache.make_mask` to `scaled_dot_product_attention`, or use `mx.where(mask, scores, -inf)`.
@@ -185,8 +185,9 @@ class EveryAttentionMasked(Check):
         return None if any(cache.kind != "arrays" for cache in subject.tracer.step.caches) else "no attention"
 
     def run(self, subject: Subject) -> Figures:
-        findings, attentions = lint.unmasked_attention(subject.proof.graph, subject.tracer.capacity)
-        figures = {"attentions": attentions, "capacity": subject.tracer.capacity}
+        tracer = subject.tracer
+        findings, attentions = lint.unmasked_attention(subject.proof.graph, tracer.capacity, tracer.rung)
+        figures = {"attentions": attentions, "capacity": tracer.capacity, "rung": tracer.rung}
         _require_none(findings, figures)
         return figures
 

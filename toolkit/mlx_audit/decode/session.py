@@ -15,6 +15,7 @@ from mlx_audit.adapters import adapter_for
 from mlx_audit.adapters.module_state import ModuleState
 from mlx_audit.caches import FixedCapacityCache, handle, host_int
 from mlx_audit.decode.counted import CountedCompile
+from mlx_audit.decode.ladder import rung_for
 from mlx_audit.decode.saved import load_state, save_state
 from mlx_audit.decode.step import DecodeStep, State, run
 from mlx_audit.decode.tokens import integers, token_array
@@ -68,10 +69,11 @@ class CompiledDecodeSession:
         self._chunk = prefill_step_size
         self._vocabulary = _vocabulary(model)
         self._step = DecodeStep(model, caches)
-        self._compiled = CountedCompile(self._step)
+        self._rungs: dict[int, CountedCompile] = {}
         self._state: State | None = None
         self._position = 0
         self._calls = 0
+        self._warns = evidence == "required"
         self._broken: BaseException | None = None
 
     @property
@@ -86,13 +88,13 @@ class CompiledDecodeSession:
 
     @property
     def trace_count(self) -> int:
-        """Traces of the compiled step since the session was made."""
-        return self._compiled.trace_count
+        """Traces of the compiled step since the session was made: one a rung."""
+        return sum(compiled.trace_count for compiled in self._rungs.values())
 
     @property
     def retrace_reasons(self) -> list[str]:
         """What forced each trace after the first, by argument."""
-        return list(self._compiled.reasons)
+        return [reason for compiled in self._rungs.values() for reason in compiled.reasons]
 
     @property
     def state(self) -> State:
@@ -164,15 +166,14 @@ class CompiledDecodeSession:
         ids = self._tokens(tokens, 1, "step")
         self._reserve(1, "step")
         logits: mx.array
-        logits, new = self._compiled(self._step.parameters(), state, ids)
+        logits, new = self._compiled(1)(self._step.parameters(), state, ids)
         # The old buffers must be let go before evaluation, so that MLX writes into them instead of copying them.
         del state
         self._commit(logits, new, 1)
         self._calls += 1
-        if self._calls == 3 and self.trace_count == 3:
+        if self._warns and self._calls == 3 and self.trace_count == 3 and self.retrace_reasons:
             warnings.warn(
-                "the decode step was traced at each of three calls: " + self._compiled.reasons[-1],
-                stacklevel=2,
+                "the decode step was traced at each of three calls: " + self.retrace_reasons[-1], stacklevel=2
             )
         return logits
 
@@ -190,8 +191,10 @@ class CompiledDecodeSession:
         self._reserve(ids.shape[1], "extend")
         before = ModuleState(self.model)
         try:
+            rung = self._rung(ids.shape[1])
             caches = [
-                cache.with_state(arrays) for cache, arrays in zip(self._step.caches, state, strict=True)
+                cache.with_state(arrays).at_rung(rung)
+                for cache, arrays in zip(self._step.caches, state, strict=True)
             ]
             logits = run(self.model, ids, caches)
         except BaseException:
@@ -296,6 +299,16 @@ class CompiledDecodeSession:
             yield token
             if index + 1 < count:
                 logits = self.step([token])
+
+    def _rung(self, count: int) -> int:
+        """Return how many slots the next `count` tokens attend over."""
+        return rung_for(self._position + count, self.capacity)
+
+    def _compiled(self, count: int) -> CountedCompile:
+        rung = self._rung(count)
+        if rung not in self._rungs:
+            self._rungs[rung] = CountedCompile(self._step.at_rung(rung))
+        return self._rungs[rung]
 
     def _commit(self, logits: mx.array, state: State, count: int) -> None:
         """Evaluate and take over `state`; the old state is given away here, so a failure ends the session."""

@@ -29,7 +29,11 @@ class DecodeStep:
         self.model = model
         self.caches = tuple(caches)
         self.written: list[str] = []
-        """Arrays on the module that the last run of the body replaced; they were put back."""
+        """What the last run of the body wrote outside the caches, by path; arrays were put back."""
+
+    def at_rung(self, rung: int) -> DecodeStep:
+        """Return the step that attends over the first `rung` slots."""
+        return DecodeStep(self.model, [cache.at_rung(rung) for cache in self.caches])
 
     def slots(self) -> list[Slot]:
         """Return the places of the parameters, in the order of `parameters()`."""
@@ -63,10 +67,10 @@ class DecodeStep:
             before.restore()
             raise
         given = {(id(slot.container), slot.key): array for slot, array in zip(slots, parameters, strict=True)}
-        changes = before.array_changes()
+        changes = before.changes()
         # Arrays are placeholders now and must go. A Python value that the forward changed stays changed, as in eager
         # decoding, so that the trace proof can see its effect.
-        before.undo(changes)
+        before.undo(before.array_changes())
         before.rewind()
         written = (c.path for c in changes if given.get((id(c.container), c.key)) is not c.new)
         self.written = list(dict.fromkeys(written))

@@ -35,7 +35,15 @@ def identify(model: Any) -> Identity:
         )
     arguments = model
     for name in manifest.arguments.split("."):
-        arguments = getattr(arguments, name)
+        try:
+            arguments = getattr(arguments, name)
+        except AttributeError as error:
+            raise NotCompileCapable(
+                "the model does not keep its arguments where the manifest says",
+                where=f"{manifest.path.name}: arguments",
+                found=error,
+                fix=f"correct `arguments: {manifest.arguments}`",
+            ) from error
     variant = manifest.variant_for(arguments)
     if variant is None:
         raise NotCompileCapable(
@@ -71,6 +79,8 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
         raise refused("the record cannot be used", error) from error
     if record is None:
         raise refused("compiled decoding was not proved here: there is no record")
+    if record.module != manifest.module:
+        raise refused("the record is about another module", record.module)
     if reasons := staleness(record, mlx_version=version("mlx")):
         raise refused("the record is stale", "; ".join(reasons))
     recorded = record.variants.get(variant)

@@ -143,7 +143,16 @@ def find_record(family: str, backend: str, folders: Sequence[Path]) -> Record | 
     for folder in folders:
         path = record_path(folder, family, backend)
         if path.is_file():
-            return load_record(path)
+            record = load_record(path)
+            if (record.family, record.backend) != (family, backend):
+                raise RecordError(
+                    "the record belongs to another family or backend",
+                    where=str(path),
+                    found=f"{record.family}, {record.backend}",
+                    allowed=f"{family}, {backend}",
+                    fix=f"mlx-audit run {family} --record",
+                )
+            return record
     return None
 
 
@@ -188,7 +197,11 @@ def staleness(record: Record, *, mlx_version: str) -> list[str]:
     if record.mlx != minor(mlx_version):
         reasons.append(f"recorded with mlx {record.mlx}, installed is {minor(mlx_version)}")
     names = {"model": f"the source of {record.module}", "toolkit": "mlx-audit's caches, adapters or decode"}
-    for name, digest in current_digests(record.module).items():
+    try:
+        digests = current_digests(record.module)
+    except (OSError, SyntaxError) as error:
+        return [*reasons, f"{names['model']} cannot be read: {error}"]
+    for name, digest in digests.items():
         if record.digests.get(name) != digest:
             reasons.append(f"{names[name]} changed since")
     return reasons
@@ -235,4 +248,5 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _self_digest(body: Mapping[str, Any]) -> str:
     text = json.dumps({k: v for k, v in body.items() if k != "digest"}, sort_keys=True, ensure_ascii=False)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    # Half a surrogate pair, which JSON can spell, has no UTF-8 of its own.
+    return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"

@@ -1,12 +1,14 @@
 """What a right decode step looks like, asked of its graph: state threads through, nothing is baked in, all is masked.
 
-Each function returns findings as text; an empty list is a proof. The capacity must be an axis that nothing else has.
+Each function returns findings as text; an empty list is a proof. Capacity and rung must be axes
+that nothing else has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mlx_audit.tracing.constants import Constant
 from mlx_audit.tracing.graph import Graph, Node, Value
 
 _WRITES = frozenset(("DynamicSliceUpdate", "Scatter", "ScatterAxis"))
@@ -37,19 +39,20 @@ def signature_drift(graph: Graph) -> list[str]:
     ]
 
 
-def baked_arrays(graph: Graph, capacity: int) -> list[str]:
+def baked_arrays(graph: Graph, capacity: int, rung: int | None = None) -> list[str]:
     """Return cache arrays and weights that became constants of the graph instead of inputs."""
+    rung = rung or capacity
     found = [
         f"constant {constant.dtype}{list(constant.shape)} has the form of a cache array, used by {graph.consumer(name)}"
         for name, constant in graph.constants.items()
-        if capacity in constant.shape and len(constant.shape) >= 3
+        if _has(constant, capacity, rung) and len(constant.shape) >= 3
     ]
     for node in graph.nodes:
         if node.primitive in _PRODUCTS | _WRITES | {_FUSED}:
             found += [
                 f"{node.primitive} reads a cache array {_form(value)} that descends from no input of the step"
                 for value in node.inputs
-                if capacity in value.shape and len(value.shape) >= 3 and not graph.descent.get(value.name)
+                if _has(value, capacity, rung) and len(value.shape) >= 3 and not graph.descent.get(value.name)
             ]
     return found + list(_baked_weights(graph))
 
@@ -68,21 +71,25 @@ def broken_threads(graph: Graph, capacity: int) -> list[str]:
     return found
 
 
-def unmasked_attention(graph: Graph, capacity: int) -> tuple[list[str], int]:
-    """Return attentions that the position does not mask over all keys, and how many attentions there are."""
+def unmasked_attention(graph: Graph, capacity: int, rung: int | None = None) -> tuple[list[str], int]:
+    """Return attentions that the position does not mask over all keys, and how many attentions there are.
+
+    The one constant slice of a buffer that is allowed is its prefix `[0:rung]`; the rung is the capacity by default.
+    """
+    rung = rung or capacity
     found: list[str] = []
     attentions: dict[int, Node] = {}
     for cache, buffers in _buffers(graph, capacity).items():
-        readers = [reader for buffer in buffers for reader in _readers(graph, buffer.name, capacity)]
-        found += [text for buffer in buffers for text in _cut(graph, cache, buffer, capacity)]
+        readers = [reader for buffer in buffers for reader in _readers(graph, buffer.name, (capacity, rung))]
+        found += [text for buffer in buffers for text in _cut(graph, cache, buffer, capacity, rung)]
         if not readers:
-            found.append(f"{cache} is written, but no attention reads it over its whole capacity")
+            found.append(f"{cache} is written, but no attention reads it over its whole rung")
         attentions |= {id(reader): reader for reader in readers}
     for node in graph.nodes:
-        if node.primitive == "Softmax" and node.inputs[0].shape[-1] in (capacity, capacity + 1):
+        if node.primitive == "Softmax" and node.inputs[0].shape[-1] in (rung, rung + 1):
             attentions[id(node)] = node
     for index, node in enumerate(attentions.values()):
-        if not _is_masked(graph, node, capacity):
+        if not _is_masked(graph, node, rung):
             found.append(
                 f"attention {index} ({node.primitive} over {list(node.inputs[0].shape)}) has no mask that descends "
                 "from the position"
@@ -103,6 +110,10 @@ def _leaves(graph: Graph) -> Iterator[tuple[str, Value, Value]]:
     return zip(graph.state_paths, graph.state_inputs, graph.state_outputs, strict=True)
 
 
+def _has(value: Value | Constant, capacity: int, rung: int) -> bool:
+    return capacity in value.shape or rung in value.shape
+
+
 def _form(value: Value) -> str:
     return f"{value.dtype}{list(value.shape)}"
 
@@ -121,12 +132,18 @@ def _baked_weights(graph: Graph) -> Iterator[str]:
         replacement = next((value for value in loose if _resembles(value, parameter)), None)
         if replacement is not None:
             named |= {parameter.shape, parameter.shape[::-1]}
-            yield f"weight {parameter.path} is not an input of the graph; a constant {_form(replacement)} takes its place"
+            place = f"a constant {_form(replacement)} takes its place"
+            yield f"weight {parameter.path} is not an input of the graph; {place}"
     weights = {parameter.shape: parameter.path for parameter in reversed(graph.parameters)}
     for node in graph.nodes:
         for value in node.inputs if node.primitive in _PRODUCTS else ():
             path = weights.get(value.shape) or weights.get(value.shape[::-1])
-            if path and len(value.shape) > 1 and value.shape not in named and not graph.descent.get(value.name):
+            if (
+                path
+                and len(value.shape) > 1
+                and value.shape not in named
+                and not graph.descent.get(value.name)
+            ):
                 yield f"{node.primitive} reads {_form(value)}, which has the form of {path} and descends from no input"
 
 
@@ -162,7 +179,7 @@ def _buffers(graph: Graph, capacity: int) -> dict[str, list[Value]]:
     return buffers
 
 
-def _readers(graph: Graph, name: str, capacity: int) -> Iterator[Node]:
+def _readers(graph: Graph, name: str, axes: tuple[int, int]) -> Iterator[Node]:
     """Yield the softmaxes, or fused attentions, that a buffer reaches through exactly one matrix product."""
     waiting, seen = [(name, 0)], {name}
     while waiting:
@@ -172,7 +189,7 @@ def _readers(graph: Graph, name: str, capacity: int) -> Iterator[Node]:
                 yield node
                 continue
             passed = products + (node.primitive in _PRODUCTS)
-            if passed > 1 or node.primitive == "Softmax" or (passed == 0 and not _keeps(node, capacity)):
+            if passed > 1 or node.primitive == "Softmax" or (passed == 0 and not _keeps(node, axes)):
                 continue
             for output in node.outputs:
                 if output.name not in seen:
@@ -180,30 +197,39 @@ def _readers(graph: Graph, name: str, capacity: int) -> Iterator[Node]:
                     waiting.append((output.name, passed))
 
 
-def _keeps(node: Node, capacity: int) -> bool:
+def _keeps(node: Node, axes: tuple[int, int]) -> bool:
     """Return whether a primitive may stand between a buffer and the product that reads it, such as a rotation."""
-    return any(capacity in output.shape for output in node.outputs)
+    return any(_has(output, *axes) for output in node.outputs)
 
 
-def _cut(graph: Graph, cache: str, buffer: Value, capacity: int) -> Iterator[str]:
-    """Yield constant slices that cut a buffer's capacity axis, which would hide keys at every other position."""
+def _cut(graph: Graph, cache: str, buffer: Value, capacity: int, rung: int) -> Iterator[str]:
+    """Yield constant slices that cut a buffer's slots, which would hide keys at every other position."""
     waiting, seen = [buffer], {buffer.name}
     while waiting:
         for node in graph.users.get(waiting.pop().name, ()):
             for output in node.outputs:
-                if node.primitive == "Slice" and capacity not in output.shape:
+                if node.primitive == "Slice" and _cuts_slots(node, capacity, rung):
                     yield f"{cache} is cut to {list(output.shape)} by a constant slice {node.arguments}"
-                elif node.primitive in _SHAPES and output.name not in seen:
+                elif (node.primitive in _SHAPES or node.primitive == "Slice") and output.name not in seen:
                     seen.add(output.name)
                     waiting.append(output)
 
 
-def _is_masked(graph: Graph, attention: Node, capacity: int) -> bool:
+def _cuts_slots(node: Node, capacity: int, rung: int) -> bool:
+    """Return whether a slice takes anything but all slots of a buffer, or the first `rung` of them."""
+    bounds = zip(node.inputs[0].shape, *node.arguments, strict=False)
+    return any(
+        size in (capacity, rung) and (start != 0 or end not in (size, rung) or stride != 1)
+        for size, start, end, stride in bounds
+    )
+
+
+def _is_masked(graph: Graph, attention: Node, rung: int) -> bool:
     """Return whether a mask over all keys that descends from a position reaches the attention's scores."""
     where = positions(graph)
 
     def masks(value: Value) -> bool:
-        return capacity in value.shape and graph.descends(value.name, where)
+        return rung in value.shape and graph.descends(value.name, where)
 
     if attention.primitive == _FUSED:
         return any(masks(value) and len(value.shape) == 4 for value in attention.inputs[3:])

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import mlx.core as mx
-
 from mlx_audit.adapters import ModuleState, parameter_slots
 from mlx_audit.caches import handle
 from mlx_audit.tracing.graph import Graph
@@ -45,10 +43,10 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
     pristine = ModuleState(tracer.model)
     for chunks in histories:
         pristine.restore()
-        parameters = _parameters(tracer)
+        parameters = {slot.path: slot.container[slot.key] for slot in parameter_slots(tracer.model)}
         kept = [(path, a, handle(a)) for path, a in parameters.items() if a.size <= _SMALL]
         state = tracer.state_after(chunks)
-        differences += _written(f"prefill {list(chunks)}", _replaced(parameters, _parameters(tracer)))
+        differences += _written(f"prefill {list(chunks)}", [change.path for change in pristine.changes()])
         differences += _written(f"prefill {list(chunks)}", changed_in_place(kept))
         for turn in ("first", "second"):
             label = f"{turn} trace after prefill {list(chunks)}"
@@ -73,17 +71,9 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
     return TraceProof(graph, [_with_consumer(graph, text) for text in named], traces)
 
 
-def _parameters(tracer: StepTracer) -> dict[str, mx.array]:
-    return {path: container[key] for path, container, key in parameter_slots(tracer.model)}
-
-
-def _replaced(before: dict[str, mx.array], now: dict[str, mx.array]) -> list[str]:
-    """Return the parameters that a prefill added or replaced."""
-    return [path for path, value in now.items() if before.get(path) is not value]
-
-
 def _written(who: str, paths: Sequence[str]) -> list[str]:
-    return [f"{who} wrote an array on the module, outside the caches: {path}" for path in paths]
+    """Say what a forward kept outside the caches: a compiled step would freeze it, whether or not it shows here."""
+    return [f"{who} wrote outside the caches: {path}" for path in paths]
 
 
 class _Comparison:

@@ -25,6 +25,9 @@ from mlx_audit.tracing.graph import Graph, Node, Value
 PRIME_CAPACITY = 4099
 """A capacity that is prime, so that no other axis of a model is taken for it."""
 
+PRIME_RUNG = 2053
+"""A rung that is prime too, and below the capacity, so that both axes show in the graph."""
+
 Event = dict[str, Any]
 
 
@@ -47,6 +50,7 @@ class StepTracer:
         model: An mlx-lm model; parameters may be lazy and stay so.
         provider: Makes its fixed-capacity caches.
         capacity: Tokens; prime by default.
+        rung: Slots that the step attends over; another prime by default.
         batch_size: Rows.
     """
 
@@ -56,12 +60,15 @@ class StepTracer:
         provider: FixedCapacityKVCacheProviding,
         *,
         capacity: int = PRIME_CAPACITY,
+        rung: int = PRIME_RUNG,
         batch_size: int = 1,
     ) -> None:
         self.model = model
         self.capacity = capacity
         self.batch_size = batch_size
-        self.step = DecodeStep(model, provider.new_fixed_capacity_cache(capacity, batch_size=batch_size))
+        self.rung = min(rung, capacity)
+        caches = provider.new_fixed_capacity_cache(capacity, batch_size=batch_size)
+        self.step = DecodeStep(model, caches).at_rung(self.rung)
         self.state_paths = [
             f"caches[{index}].{name}"
             for index, cache in enumerate(self.step.caches)

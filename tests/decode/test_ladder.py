@@ -1,0 +1,57 @@
+"""The ladder of rungs, and that a session takes exactly one trace on each."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from tiny_models import shared_model, tokens
+
+from mlx_audit import CompiledDecodeSession
+from mlx_audit.checks.runs import Eager
+from mlx_audit.decode.ladder import next_rung, rung_for
+
+
+def test_the_first_rungs() -> None:
+    rungs = [256]
+    while rungs[-1] < 8192:
+        rungs.append(next_rung(rungs[-1]))
+    assert rungs[:9] == [256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560]
+    assert all(rung % 256 == 0 for rung in rungs)
+
+
+@pytest.mark.parametrize(
+    ("held", "capacity", "rung"),
+    [(1, 512, 256), (256, 512, 256), (257, 512, 512), (512, 512, 512), (5, 37, 37), (300, 300, 300), (2049, 9000, 2560)],
+)
+def test_the_lowest_rung_that_holds_the_tokens(held: int, capacity: int, rung: int) -> None:
+    assert rung_for(held, capacity) == rung
+
+
+def test_logits_are_bit_equal_across_a_rungs_edge_with_one_trace_a_rung() -> None:
+    model, ids = shared_model(), tokens(525)
+    session = CompiledDecodeSession(model, 1000, evidence="ignore")
+    eager = Eager(model)
+    session.prefill([ids[:250]])
+    eager.feed(ids[:250])
+    for start, stop in ((250, 260), (260, 505)):
+        if start == 250:
+            for token in ids[start:stop]:
+                assert mx.array_equal(session.step([token]), eager.feed([token])).item()
+        else:
+            session.extend([ids[start:stop]])
+            eager.feed(ids[start:stop])
+    for token in ids[505:]:
+        assert mx.array_equal(session.step([token]), eager.feed([token])).item()
+    assert session.trace_count == 3, "rungs 256, 512 and 768"
+    assert session.retrace_reasons == []
+
+
+@pytest.mark.nightly
+def test_one_trace_a_rung_from_1_to_2000_tokens() -> None:
+    model, ids = shared_model(), tokens(2000)
+    session = CompiledDecodeSession(model, 2048, evidence="ignore")
+    session.prefill([ids[:1]])
+    for token in ids[1:]:
+        session.step([token])
+    assert session.trace_count == 8
+    assert session.retrace_reasons == []

@@ -1,0 +1,42 @@
+"""A record of qwen2 as a full run would write it."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+from mlx_audit.evidence import CheckResult, Result
+from mlx_audit.evidence.environment import backend
+from mlx_audit.evidence.records import Record, make_record
+from mlx_audit.manifests import find_manifest
+
+
+def check(code: str = "PAR001", status: str = "pass", **values: object) -> CheckResult:
+    return CheckResult(code=code, name="name", tier="numeric", status=status, **values)
+
+
+def result_of(
+    *checks: CheckResult, variant: str = "full", configuration: str = "tiny", **values: object
+) -> Result:
+    return Result(
+        target="qwen2",
+        family="qwen2",
+        variant=variant,
+        configuration=configuration,
+        verdict="capable",
+        checks=list(checks),
+        **values,
+    )
+
+
+@pytest.fixture
+def record() -> Record:
+    checks = [
+        check("ENV001"),
+        check("PAR001", figures={"largest": 0.0, "text": "µ"}, where="x.py:3", reproduce="cmd"),
+    ]
+    results = [result_of(*checks, seconds=3.5), result_of(*checks, configuration="other")]
+    manifest = find_manifest("qwen2")
+    assert manifest is not None
+    return make_record(manifest, results, backend(), version("mlx"))

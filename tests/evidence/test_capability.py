@@ -1,0 +1,156 @@
+"""May this very model decode compiled here? Only with a record that is there, whole, fresh and about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evidence.conftest import check
+from mlx_audit.decode import CompiledDecodeSession
+from mlx_audit.errors import NotCompileCapable
+from mlx_audit.evidence import identify, require_capable
+from mlx_audit.evidence import records as records_module
+from mlx_audit.evidence.records import Record, RecordedResult, RecordedVariant, record_path, write_record
+from tiny_models import tiny_model, tokens
+
+
+@pytest.fixture(autouse=True)
+def _only_given_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the records of the checkout and of the environment out."""
+    monkeypatch.setattr(
+        records_module.resources, "model_audits", _Nowhere(records_module.resources.model_audits())
+    )
+    monkeypatch.delenv("MLX_AUDIT_RECORDS", raising=False)
+
+
+class _Nowhere:
+    """The folder of manifests, whose `records` are elsewhere."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self) -> Any:
+        return self
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / ("no such folder" if name == "records" else name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.folder, name)
+
+
+def refusal(model: Any, folder: Path) -> str:
+    with pytest.raises(NotCompileCapable) as caught:
+        require_capable(model, records=folder)
+    with pytest.raises(NotCompileCapable):
+        CompiledDecodeSession(model, 8, records=folder)
+    assert "mlx-audit run" in str(caught.value.fix)
+    return str(caught.value)
+
+
+def test_a_valid_record_lets_the_session_in(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen2")
+    write_record(record, tmp_path)
+    identity = require_capable(model, records=tmp_path)
+    assert (identity.manifest.family, identity.variant, identity.arguments) == ("qwen2", "full", model.args)
+    session = CompiledDecodeSession(model, 8, records=tmp_path)
+    session.prefill([tokens(3)])
+    assert session.step([1]).shape == (1, 64)
+    monkeypatch.setenv("MLX_AUDIT_RECORDS", str(tmp_path))
+    assert require_capable(model).variant == "full"
+
+
+def test_no_record(tmp_path: Path) -> None:
+    text = refusal(tiny_model("qwen2"), tmp_path)
+    assert "there is no record" in text
+    assert text.endswith("fix: mlx-audit run qwen2 --record")
+
+
+def test_damaged_record(record: Record, tmp_path: Path) -> None:
+    write_record(record, tmp_path).write_text("{")
+    assert "the record cannot be used" in refusal(tiny_model("qwen2"), tmp_path)
+
+
+@pytest.mark.parametrize("key", ["model", "toolkit"])
+def test_stale_record(record: Record, tmp_path: Path, key: str) -> None:
+    write_record(record.model_copy(update={"digests": {**record.digests, key: "sha256:0"}}), tmp_path)
+    assert "the record is stale" in refusal(tiny_model("qwen2"), tmp_path)
+
+
+def test_record_of_another_mlx(record: Record, tmp_path: Path) -> None:
+    write_record(record.model_copy(update={"mlx": "0.31"}), tmp_path)
+    assert "recorded with mlx 0.31" in refusal(tiny_model("qwen2"), tmp_path)
+
+
+@pytest.mark.parametrize(("status", "word"), [("fail", "not-capable"), ("not-run", "undecided")])
+def test_record_that_proves_something_else(record: Record, tmp_path: Path, status: str, word: str) -> None:
+    checks = RecordedResult(configuration="x", checks=[check(status=status, reason="because")])
+    record.variants["full"].results.append(checks)
+    write_record(record, tmp_path)
+    text = refusal(tiny_model("qwen2"), tmp_path)
+    assert f"the variant is {word}" in text
+    assert "because" in text
+
+
+def test_limited_is_enough(record: Record, tmp_path: Path) -> None:
+    record.variants["full"].limits.append("no padding")
+    write_record(record, tmp_path)
+    assert require_capable(tiny_model("qwen2"), records=tmp_path).variant == "full"
+
+
+def test_record_without_this_variant(record: Record, tmp_path: Path) -> None:
+    other = RecordedVariant(
+        profile="quick", seed=0, results=[RecordedResult(configuration="x", checks=[check()])]
+    )
+    write_record(record.model_copy(update={"variants": {"other": other}}), tmp_path)
+    assert "does not cover this variant; found: other" in refusal(tiny_model("qwen2"), tmp_path)
+
+
+def test_record_copied_from_another_family(record: Record, tmp_path: Path) -> None:
+    """Both families have a variant `full`, and the copy is fresh for its own module."""
+    path = write_record(record, tmp_path)
+    copy = record_path(tmp_path, "llama", record.backend)
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    assert "another family or backend" in refusal(tiny_model("llama"), tmp_path)
+
+
+def test_record_of_another_module_under_the_same_family(record: Record, tmp_path: Path) -> None:
+    from mlx_audit.evidence.records import current_digests
+
+    module = "mlx_lm.models.llama"
+    write_record(record.model_copy(update={"module": module, "digests": current_digests(module)}), tmp_path)
+    assert module in refusal(tiny_model("qwen2"), tmp_path)
+
+
+def test_rope_kind_that_was_not_proved(record: Record, tmp_path: Path) -> None:
+    write_record(record, tmp_path)
+    model = tiny_model("qwen2", rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    assert "RoPE kind was not proved; found: dynamic" in refusal(model, tmp_path)
+    linear = tiny_model("qwen2", rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert require_capable(linear, records=tmp_path).variant == "full"
+
+
+def test_a_subclass_of_a_proved_model_is_another_model(record: Record, tmp_path: Path) -> None:
+    write_record(record, tmp_path)
+    model = tiny_model("qwen2")
+    model.__class__ = type("Patched", (type(model),), {"__module__": "somewhere"})
+    assert "no manifest declares this model" in refusal(model, tmp_path)
+
+
+def test_evidence_ignored_needs_no_record(tmp_path: Path) -> None:
+    assert CompiledDecodeSession(tiny_model("qwen2"), 8, records=tmp_path, evidence="ignore").capacity == 8
+
+
+def test_identity_of_tiny_models() -> None:
+    assert identify(tiny_model("llama")).variant == "full"
+    sliding = tiny_model("llama", layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=8)
+    assert identify(sliding).variant == "sliding"
+    model = tiny_model("llama")
+    del model.args
+    with pytest.raises(NotCompileCapable, match="args"):
+        identify(model)

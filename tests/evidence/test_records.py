@@ -1,0 +1,226 @@
+"""Records: canonical bytes, a self-digest, and the reasons for which one no longer counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evidence.conftest import check, result_of
+from mlx_audit import resources
+from mlx_audit.evidence import records as module
+from mlx_audit.evidence.records import (
+    Record,
+    RecordError,
+    find_record,
+    load_record,
+    make_record,
+    record_path,
+    search_path,
+    staleness,
+    write_atomically,
+    write_record,
+)
+from mlx_audit.manifests import find_manifest
+
+INSTALLED = version("mlx")
+
+
+def test_round_trip(record: Record, tmp_path: Path) -> None:
+    path = write_record(record, tmp_path)
+    assert (
+        path
+        == tmp_path / "qwen2" / f"{record.backend}.json"
+        == record_path(tmp_path, "qwen2", record.backend)
+    )
+    loaded = load_record(path)
+    assert loaded.model_dump(exclude={"digest"}) == record.model_dump(exclude={"digest"})
+    assert loaded.digest.startswith("sha256:")
+    assert loaded.to_json() == path.read_text(encoding="utf-8")
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_bytes_are_canonical_and_hold_no_times_or_paths(record: Record) -> None:
+    text = record.to_json()
+    data = json.loads(text)
+    assert text == json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    assert "µ" in text
+    for result in data["variants"]["full"]["results"]:
+        assert all(check["where"] is check["reproduce"] is None for check in result["checks"])
+    assert "seconds" not in text
+    assert data["mlx"] == ".".join(INSTALLED.split(".")[:2])
+    shuffled = Record.model_validate(dict(reversed(list(data.items()))))
+    assert shuffled.to_json() == text
+
+
+def _edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    def edit(path: Path) -> None:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        change(data)
+        path.write_text(json.dumps(data), encoding="utf-8")
+
+    return edit
+
+
+def _resealed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    """Change a record and give it the digest that belongs to it, as only its form is wrong."""
+
+    def edit(path: Path) -> None:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        change(data)
+        data["digest"] = module._self_digest(data)
+        path.write_text(json.dumps(data), encoding="utf-8")
+
+    return edit
+
+
+def _first_check(data: dict[str, Any]) -> dict[str, Any]:
+    return data["variants"]["full"]["results"][0]["checks"][0]
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "empty": (lambda path: path.write_text(""), "cannot be read"),
+    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-20]), "cannot be read"),
+    "binary": (lambda path: path.write_bytes(bytes(range(256))), "cannot be read"),
+    "deep": (lambda path: path.write_text("[" * 100_000), "cannot be read"),
+    "list": (lambda path: path.write_text("[]"), "another format version"),
+    "folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read"),
+    "oversized": (lambda path: os.truncate(path, (16 << 20) + 1), "too large"),
+    "other schema": (_edit(lambda data: data.update(schema="mlx-audit/record/2")), "another format version"),
+    "no schema": (_edit(lambda data: data.pop("schema")), "another format version"),
+    "status changed": (_edit(lambda data: _first_check(data).update(status="fail")), "changed after"),
+    "figure changed": (
+        _edit(lambda data: _first_check(data).update(figures={"largest": 1.0})),
+        "changed after",
+    ),
+    "check removed": (
+        _edit(lambda data: data["variants"]["full"]["results"][0]["checks"].pop()),
+        "changed after",
+    ),
+    "mlx changed": (_edit(lambda data: data.update(mlx="9.9")), "changed after"),
+    "key added": (_edit(lambda data: data.update(more=1)), "changed after"),
+    "digest gone": (_edit(lambda data: data.pop("digest")), "changed after"),
+    "digest of another type": (_edit(lambda data: data.update(digest=["x"])), "changed after"),
+    "half a character": (_edit(lambda data: data.update(family="\ud800")), "changed after"),
+    "unknown key, sealed": (_resealed(lambda data: data.update(more=1)), "form of its schema"),
+    "unknown status, sealed": (
+        _resealed(lambda data: _first_check(data).update(status="ok")),
+        "form of its schema",
+    ),
+    "no variants, sealed": (_resealed(lambda data: data.pop("variants")), "form of its schema"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_is_a_record_error(name: str, record: Record, tmp_path: Path) -> None:
+    path = write_record(record, tmp_path)
+    damage, message = DAMAGED[name]
+    damage(path)
+    with pytest.raises(RecordError, match=message) as caught:
+        load_record(path)
+    assert caught.value.fix == "mlx-audit run qwen2 --record"
+
+
+def test_the_verdict_is_recomputed_from_the_checks(record: Record) -> None:
+    manifest = find_manifest("qwen2")
+    assert manifest is not None
+    assert record.variants["full"].verdict().name == "capable"
+    for status, verdict in (("fail", "not-capable"), ("not-run", "undecided")):
+        # The result says `capable`, and is not believed.
+        results = [result_of(check()), result_of(check(status=status), configuration="other")]
+        made = make_record(manifest, results, "cpu", INSTALLED)
+        assert made.variants["full"].verdict().name == verdict
+    limited = make_record(manifest, [result_of(check(), limits=["no padding"])], "cpu", INSTALLED)
+    assert limited.variants["full"].verdict() == ("limited", "no padding")
+
+
+def test_a_fresh_record_is_not_stale(record: Record) -> None:
+    assert staleness(record, mlx_version=INSTALLED) == []
+    # Patch releases of one minor version share a record.
+    assert staleness(record, mlx_version=f"{record.mlx}.99") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mlx": "0.1"}, "recorded with mlx 0.1, installed is"),
+        ({"digests": {"model": "sha256:0", "toolkit": "same"}}, "the source of mlx_lm.models.qwen2 changed"),
+        ({"digests": {"model": "same", "toolkit": "sha256:0"}}, "caches, adapters or decode changed"),
+        ({"digests": {"model": "same"}}, "caches, adapters or decode changed"),
+    ],
+    ids=["mlx", "model", "toolkit", "digest missing"],
+)
+def test_what_makes_a_record_stale(record: Record, change: dict[str, Any], reason: str) -> None:
+    if "digests" in change:
+        change = {
+            "digests": {k: record.digests[k] if v == "same" else v for k, v in change["digests"].items()}
+        }
+    (found,) = staleness(record.model_copy(update=change), mlx_version=INSTALLED)
+    assert reason in found
+
+
+def test_a_record_of_a_module_that_is_gone_is_stale(record: Record) -> None:
+    gone = record.model_copy(update={"module": "mlx_lm.models.no_such_family"})
+    assert any("no_such_family" in reason for reason in staleness(gone, mlx_version=INSTALLED))
+
+
+def test_search_order(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLX_AUDIT_RECORDS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    shipped = resources.model_audits() / "records"
+    given, named, here = tmp_path / "given", tmp_path / "named", tmp_path / "model_audits"
+    here.mkdir()
+    assert search_path() == [shipped]
+    assert search_path(given) == [given, shipped]
+    assert search_path(working_directory=True) == [Path("model_audits/records"), shipped]
+    monkeypatch.setenv("MLX_AUDIT_RECORDS", str(named))
+    assert search_path(given, working_directory=True) == [given, named, Path("model_audits/records"), shipped]
+    assert search_path() == [named, shipped]  # a library never reads the working directory
+    monkeypatch.setenv("MLX_AUDIT_RECORDS", "")
+    assert search_path() == [shipped]
+
+
+def test_the_first_record_found_counts(record: Record, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    assert find_record("qwen2", record.backend, folders) is None
+    write_record(record.model_copy(update={"mlx": "2.2"}), folders[2])
+    assert find_record("qwen2", record.backend, folders).mlx == "2.2"
+    write_record(record.model_copy(update={"mlx": "1.1"}), folders[1])
+    assert find_record("qwen2", record.backend, folders).mlx == "1.1"
+    assert find_record("qwen2", "other", folders) is None
+    assert find_record("llama", record.backend, folders) is None
+
+
+def test_a_record_in_the_wrong_place_is_refused(record: Record, tmp_path: Path) -> None:
+    """A copied file must not prove another family, or another backend."""
+    path = write_record(record, tmp_path)
+    for family, backend in (("llama", record.backend), ("qwen2", "metal")):
+        copy = record_path(tmp_path, family, backend)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+        with pytest.raises(RecordError, match="another family or backend"):
+            find_record(family, backend, [tmp_path])
+
+
+def test_a_killed_write_leaves_the_old_record(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_record(record, tmp_path)
+    before = path.read_bytes()
+
+    def killed(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_record(record.model_copy(update={"mlx": "9.9"}), tmp_path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
