@@ -16,7 +16,7 @@ from mlx_audit.audit.events import CheckFinished, Event, Failed
 from mlx_audit.audit.request import Options, Request
 from mlx_audit.audit.runner import Outcome, run_audits
 from mlx_audit.models.target import resolve_target
-from model_files import ABORT, EXIT, FORWARD, PRINT, BEYOND, hang, write_config, write_model
+from model_files import ABORT, BEYOND, EXIT, FORWARD, PRINT, hang, write_config, write_model
 
 CHEAP = Options(tiers=["static", "trace"])
 

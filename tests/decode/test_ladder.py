@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from tiny_models import shared_model, tokens
 
 from mlx_audit import CompiledDecodeSession
 from mlx_audit.checks.runs import Eager
 from mlx_audit.decode.ladder import next_rung, rung_for
+from tiny_models import shared_model, tokens
 
 
 def test_the_first_rungs() -> None:
@@ -21,7 +21,15 @@ def test_the_first_rungs() -> None:
 
 @pytest.mark.parametrize(
     ("held", "capacity", "rung"),
-    [(1, 512, 256), (256, 512, 256), (257, 512, 512), (512, 512, 512), (5, 37, 37), (300, 300, 300), (2049, 9000, 2560)],
+    [
+        (1, 512, 256),
+        (256, 512, 256),
+        (257, 512, 512),
+        (512, 512, 512),
+        (5, 37, 37),
+        (300, 300, 300),
+        (2049, 9000, 2560),
+    ],
 )
 def test_the_lowest_rung_that_holds_the_tokens(held: int, capacity: int, rung: int) -> None:
     assert rung_for(held, capacity) == rung

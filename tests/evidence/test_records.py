@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evidence.conftest import check, result_of
+from evidence.conftest import every_check, result_of
 from mlx_audit import resources
 from mlx_audit.evidence import records as module
 from mlx_audit.evidence.records import (
@@ -26,7 +26,7 @@ from mlx_audit.evidence.records import (
     write_atomically,
     write_record,
 )
-from mlx_audit.manifests import find_manifest
+from mlx_audit.manifests import Manifest, find_manifest
 
 INSTALLED = version("mlx")
 
@@ -132,41 +132,47 @@ def test_the_verdict_is_recomputed_from_the_checks(record: Record) -> None:
     assert record.variants["full"].verdict().name == "capable"
     for status, verdict in (("fail", "not-capable"), ("not-run", "undecided")):
         # The result says `capable`, and is not believed.
-        results = [result_of(check()), result_of(check(status=status), configuration="other")]
+        results = [result_of(*every_check()), result_of(*every_check(status=status), configuration="other")]
         made = make_record(manifest, results, "cpu", INSTALLED)
         assert made.variants["full"].verdict().name == verdict
-    limited = make_record(manifest, [result_of(check(), limits=["no padding"])], "cpu", INSTALLED)
+    limited = make_record(manifest, [result_of(*every_check(), limits=["no padding"])], "cpu", INSTALLED)
     assert limited.variants["full"].verdict() == ("limited", "no padding")
 
 
+def manifest_of_qwen2() -> Manifest:
+    manifest = find_manifest("qwen2")
+    assert manifest is not None
+    return manifest
+
+
 def test_a_fresh_record_is_not_stale(record: Record) -> None:
-    assert staleness(record, mlx_version=INSTALLED) == []
+    assert staleness(record, manifest_of_qwen2(), mlx_version=INSTALLED) == []
     # Patch releases of one minor version share a record.
-    assert staleness(record, mlx_version=f"{record.mlx}.99") == []
+    assert staleness(record, manifest_of_qwen2(), mlx_version=f"{record.mlx}.99") == []
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"mlx": "0.1"}, "recorded with mlx 0.1, installed is"),
-        ({"digests": {"model": "sha256:0", "toolkit": "same"}}, "the source of mlx_lm.models.qwen2 changed"),
-        ({"digests": {"model": "same", "toolkit": "sha256:0"}}, "caches, adapters or decode changed"),
-        ({"digests": {"model": "same"}}, "caches, adapters or decode changed"),
+        ({"digests": {"model": "sha256:0"}}, "the source of mlx_lm.models.qwen2 changed"),
+        ({"digests": {"toolkit": "sha256:0"}}, "caches, adapters or decode changed"),
+        ({"digests": {"manifest": "sha256:0"}}, "what qwen2.yaml states changed"),
+        ({"digests": {"toolkit": None}}, "caches, adapters or decode changed"),
     ],
-    ids=["mlx", "model", "toolkit", "digest missing"],
+    ids=["mlx", "model", "toolkit", "manifest", "digest missing"],
 )
 def test_what_makes_a_record_stale(record: Record, change: dict[str, Any], reason: str) -> None:
     if "digests" in change:
-        change = {
-            "digests": {k: record.digests[k] if v == "same" else v for k, v in change["digests"].items()}
-        }
-    (found,) = staleness(record.model_copy(update=change), mlx_version=INSTALLED)
+        digests = {**record.digests, **change["digests"]}
+        change = {"digests": {key: value for key, value in digests.items() if value is not None}}
+    (found,) = staleness(record.model_copy(update=change), manifest_of_qwen2(), mlx_version=INSTALLED)
     assert reason in found
 
 
 def test_a_record_of_a_module_that_is_gone_is_stale(record: Record) -> None:
-    gone = record.model_copy(update={"module": "mlx_lm.models.no_such_family"})
-    assert any("no_such_family" in reason for reason in staleness(gone, mlx_version=INSTALLED))
+    gone = manifest_of_qwen2().model_copy(update={"module": "mlx_lm.models.no_such_family"})
+    assert any("no_such_family" in reason for reason in staleness(record, gone, mlx_version=INSTALLED))
 
 
 def test_search_order(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import mlx.nn as nn
 
 from mlx_audit.adapters.generic import GenericAdapter, live_kinds
-from mlx_audit.adapters.module_state import ModuleState, Slot, parameter_slots
+from mlx_audit.adapters.module_state import ModuleState, Parameters, Slot, parameter_slots
 from mlx_audit.adapters.protocol import FixedCapacityKVCacheProviding
 from mlx_audit.evidence import identify
 
@@ -15,6 +15,7 @@ __all__ = [
     "FixedCapacityKVCacheProviding",
     "GenericAdapter",
     "ModuleState",
+    "Parameters",
     "Slot",
     "adapter_for",
     "live_kinds",

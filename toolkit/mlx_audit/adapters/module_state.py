@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -56,6 +57,54 @@ def parameter_slots(model: nn.Module) -> list[Slot]:
     return slots
 
 
+class Parameters:
+    """A model's parameters, found quickly again and again: the module tree is walked anew only where it changed.
+
+    Args:
+        model: Its parameters may be replaced or changed, and its modules exchanged, between two calls.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._identities: list[int] = []
+        self._containers: list[Any] = []
+        self._slots: list[Slot] = []
+
+    def slots(self) -> list[Slot]:
+        """Return what `parameter_slots` returns."""
+        # Comparing what the containers hold by identity takes a small part of a walk. The containers are kept alive
+        # here, so none of their identities is given to another; one array in another's place changes no slot.
+        if not self._containers or self._identities != _identities(self._containers):
+            self._slots = parameter_slots(self._model)
+            self._containers = list(_tree(self._model))
+            self._identities = _identities(self._containers)
+        return self._slots
+
+    def arrays(self) -> list[mx.array]:
+        """Return the parameters as they are now, in the order of `slots`."""
+        return [container[key] for _, container, key in self.slots()]
+
+
+def _tree(model: nn.Module) -> Iterator[Any]:
+    """Yield each dict and list in which parameters are looked for."""
+    seen: set[int] = set()
+    stack: list[Any] = [model]
+    while stack:
+        container = stack.pop()
+        if id(container) not in seen:
+            seen.add(id(container))
+            yield container
+            values = container.values() if isinstance(container, dict) else container
+            stack += [value for value in values if isinstance(value, _CONTAINERS)]
+
+
+def _identities(containers: list[Any]) -> list[int]:
+    dicts = [container for container in containers if isinstance(container, dict)]
+    lists = [container for container in containers if isinstance(container, list)]
+    held = chain(*dicts, chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(lists))
+    return list(map(id, held))
+
+
 class Change(NamedTuple):
     """One attribute, key or element that is not what it was."""
 
@@ -64,6 +113,11 @@ class Change(NamedTuple):
     key: Any
     old: Any
     new: Any
+
+    @property
+    def of_code(self) -> bool:
+        """Whether it lies in a global, a class attribute or a closure, and not on the module."""
+        return self.path.startswith(("globals of ", "class "))
 
     @property
     def concerns_arrays(self) -> bool:
@@ -108,9 +162,15 @@ class ModuleState:
         paths = {change.path for change in found if change.concerns_arrays}
         return [change for change in found if change.path in paths]
 
-    def restore(self) -> None:
-        """Undo all changes, those made inside an array too."""
-        self.undo(self.changes())
+    def restore(self, *, code: bool = True) -> None:
+        """Undo all changes, those made inside an array too.
+
+        Args:
+            code: Also those of Python values in globals, classes and closures; a session leaves them alone, since
+                others may write there. Arrays are always put back.
+        """
+        arrays = {change.path for change in self.array_changes()}
+        self.undo(change for change in self.changes() if code or change.path in arrays or not change.of_code)
         self.rewind()
 
     def rewind(self) -> None:

@@ -20,7 +20,7 @@ from mlx_audit.evidence.results import TIERS, Tier, VerdictName
 from mlx_audit.manifests import Manifest, load_configuration
 from mlx_audit.models.build import resolve_arguments
 from mlx_audit.models.modules import import_file, import_model
-from mlx_audit.models.rope import rope_kind, with_rope
+from mlx_audit.models.rope import rope_kind, tiny_name, with_rope
 from mlx_audit.models.target import Target
 from mlx_audit.models.tiny import shrink
 
@@ -157,8 +157,7 @@ class _Planner:
     def _tiny_entry(self, variant: str, kind: str, tiers: Iterable[Tier]) -> Entry:
         main = self._kinds(variant)[0]
         tiny = self._tiny(variant, kind)
-        name = "tiny" if kind == main else f"tiny+{kind}"
-        return self._entry(variant, name, tiny, tiny, kind, tiers, main=kind == main)
+        return self._entry(variant, tiny_name(kind, main), tiny, tiny, kind, tiers, main=kind == main)
 
     def _entry(
         self,

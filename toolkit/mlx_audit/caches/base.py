@@ -49,8 +49,14 @@ class FixedCapacityCache(ABC):
         """All arrays that go into the compiled step and come out of it, in a fixed order."""
 
     @abstractmethod
-    def with_state(self, state: Sequence[mx.array]) -> Self:
-        """Return a cache of the same configuration over `state`, without reading any value of it."""
+    def with_state(self, state: Sequence[mx.array], *, held: int | None = None) -> Self:
+        """Return a cache of the same configuration over `state`, without reading any value of it.
+
+        Args:
+            state: In the order of `state`.
+            held: Tokens in it, where the host knows; then the cache refuses what does not fit. A compiled step
+                does not know, and its caller has counted.
+        """
 
     def at_rung(self, rung: int) -> Self:
         """Return a cache over the same arrays of which a step attends to the first `rung` slots only.

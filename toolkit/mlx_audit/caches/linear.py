@@ -82,7 +82,7 @@ class FixedCapacityKVCache(FixedCapacityCache):
     @state.setter
     def state(self, state: Sequence[mx.array]) -> None:
         cache = self.with_state(state)
-        # A state from outside (a file, say) is not counted by any session, so its position is read and checked.
+        # Nobody has counted a state that comes from outside (a file, say), so its position is read and checked.
         held = cache._count()
         if not 0 <= held <= self.capacity:
             raise CapacityExceeded(
@@ -93,7 +93,7 @@ class FixedCapacityKVCache(FixedCapacityCache):
             )
         self.__dict__.update(cache.__dict__)
 
-    def with_state(self, state: Sequence[mx.array]) -> Self:
+    def with_state(self, state: Sequence[mx.array], *, held: int | None = None) -> Self:
         keys, values, position = state
         if keys.shape[2] != self.capacity:
             raise ShapeMismatch(
@@ -103,12 +103,12 @@ class FixedCapacityKVCache(FixedCapacityCache):
                 allowed=self.capacity,
             )
         cache = type(self)(keys, values, position)
-        cache._rung = self._rung
+        cache._rung, cache._held = self._rung, held
         return cache
 
     def at_rung(self, rung: int) -> Self:
-        cache = self.with_state(self.state)
-        cache._rung, cache._held = min(rung, self.capacity), self._held
+        cache = self.with_state(self.state, held=self._held)
+        cache._rung = min(rung, self.capacity)
         return cache
 
     @property

@@ -17,7 +17,7 @@ Json = Annotated[bool, typer.Option("--json", help="Write as JSON to stdout.")]
 
 def explain(code: Code = None, json: Json = False) -> int:
     """Explain a check, or list them all."""
-    from mlx_audit.audit.codes import known_codes
+    from mlx_audit.evidence.codes import known_codes
 
     if code is not None:
         _choices.one_of("CODE", code, known_codes())

@@ -70,9 +70,9 @@ def run(
 
 
 def _options(tier: list[str] | None, only: list[str] | None, profile: str, dtype: str, seed: int) -> Options:
-    from mlx_audit.audit.codes import known_codes
     from mlx_audit.audit.request import Options
     from mlx_audit.checks.profiles import PROFILES
+    from mlx_audit.evidence.codes import known_codes
     from mlx_audit.evidence.results import TIERS
 
     _choices.one_of("--profile", profile, list(PROFILES))

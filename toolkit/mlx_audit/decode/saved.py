@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mlx_audit.caches import host_int
@@ -19,6 +21,7 @@ from mlx_audit.errors import SavedSessionInvalid
 FORMAT = "mlx-audit/session/1"
 _KEY = "mlx_audit"
 _MOST_METADATA = 1 << 20
+_SAMPLED = 16
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class SavedState:
     position: int
     kinds: list[str]
     module: str
+    weights: str
     arrays: dict[str, mx.array]
 
     def state_for(self, step: DecodeStep) -> State:
@@ -40,6 +44,7 @@ class SavedState:
             SavedSessionInvalid: the file belongs to another model or layout.
         """
         self._require("model module", self.module, type(step.model).__module__)
+        self._require("weights", self.weights, weights_digest(step))
         self._require("cache kinds", self.kinds, [cache.kind for cache in step.caches])
         state: State = []
         for index, cache in enumerate(step.caches):
@@ -87,6 +92,7 @@ def save_state(path: Path, step: DecodeStep, state: State, position: int) -> Non
         "position": position,
         "kinds": [cache.kind for cache in step.caches],
         "module": type(step.model).__module__,
+        "weights": weights_digest(step),
     }
     descriptor, name = tempfile.mkstemp(
         dir=path.parent or ".", prefix=f".{path.name}.", suffix=".safetensors"
@@ -98,6 +104,23 @@ def save_state(path: Path, step: DecodeStep, state: State, position: int) -> Non
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def weights_digest(step: DecodeStep) -> str:
+    """Return a digest of the model's weights: form of each, and a few of its values, spread over it.
+
+    A cache continues only with the weights that filled it. Reading all of a large model would take seconds, so this
+    tells models apart; it does not authenticate them.
+    """
+    total = hashlib.sha256()
+    slots = step.slots()
+    flat = [mx.reshape(slot.container[slot.key], (-1,)) for slot in slots]
+    samples = [mx.view(array[:: max(1, array.size // _SAMPLED)][:_SAMPLED], mx.uint8) for array in flat]
+    mx.eval(samples)
+    for slot, sample in zip(slots, samples, strict=True):
+        array = slot.container[slot.key]
+        total.update(f"{slot.path} {array.shape} {array.dtype} ".encode() + np.array(sample).tobytes())
+    return f"sha256:{total.hexdigest()}"
 
 
 def load_state(path: Path) -> SavedState:
@@ -153,4 +176,11 @@ def load_state(path: Path) -> SavedState:
     if rows != (sizes["batch_size"],):
         # Before any cache is made: what the file really holds bounds what it can ask for.
         raise invalid("`batch_size` is not that of the arrays", sizes["batch_size"], rows)
-    return SavedState(path=path, kinds=kinds, module=str(header.get("module")), arrays=arrays, **sizes)
+    return SavedState(
+        path=path,
+        kinds=kinds,
+        module=str(header.get("module")),
+        weights=str(header.get("weights")),
+        arrays=arrays,
+        **sizes,
+    )

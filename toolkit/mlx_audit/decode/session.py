@@ -144,7 +144,7 @@ class CompiledDecodeSession:
             del native, adopted
             mx.eval(state)
         except BaseException:
-            before.restore()
+            before.restore(code=False)
             raise
         self._state, self._position = state, ids.shape[1]
         return logits
@@ -193,12 +193,12 @@ class CompiledDecodeSession:
         try:
             rung = self._rung(ids.shape[1])
             caches = [
-                cache.with_state(arrays).at_rung(rung)
+                cache.with_state(arrays, held=self._position).at_rung(rung)
                 for cache, arrays in zip(self._step.caches, state, strict=True)
             ]
             logits = run(self.model, ids, caches)
         except BaseException:
-            before.restore()
+            before.restore(code=False)
             raise
         new = [cache.state for cache in caches]
         del state, caches
@@ -235,7 +235,7 @@ class CompiledDecodeSession:
         (n,) = integers([n], "trim(n)")
         if not 0 < n <= self._position:
             return 0
-        caches = [cache.with_state(arrays) for cache, arrays in zip(self._step.caches, state, strict=True)]
+        caches = self._over(state)
         if any(cache.trim(n) != n for cache in caches):
             return 0
         self._state, self._position = [cache.state for cache in caches], self._position - n
@@ -257,6 +257,14 @@ class CompiledDecodeSession:
             raise ShapeMismatch(
                 "the state has another layout", where="with_state", found=given, allowed=layout
             )
+        for index, cache in enumerate(self._over(state)):
+            if host_int(cache.offset) != self._position:
+                raise ShapeMismatch(
+                    "the state stands at another position",
+                    where=f"with_state, caches[{index}]",
+                    found=host_int(cache.offset),
+                    allowed=self._position,
+                )
         other = self.copy()
         other._state = [list(arrays) for arrays in state]
         return other
@@ -264,7 +272,7 @@ class CompiledDecodeSession:
     @property
     def caches(self) -> list[FixedCapacityCache]:
         """The caches as they are now, as objects of their own over the session's arrays."""
-        return [cache.with_state(arrays) for cache, arrays in zip(self._step.caches, self.state, strict=True)]
+        return self._over(self.state)
 
     def save(self, path: str | Path) -> None:
         """Write the session's tokens-so-far (caches and position) to one safetensors file, atomically."""
@@ -299,6 +307,13 @@ class CompiledDecodeSession:
             yield token
             if index + 1 < count:
                 logits = self.step([token])
+
+    def _over(self, state: State) -> list[FixedCapacityCache]:
+        """Return cache objects over a state of this session's position."""
+        return [
+            cache.with_state(arrays, held=self._position)
+            for cache, arrays in zip(self._step.caches, state, strict=True)
+        ]
 
     def _rung(self, count: int) -> int:
         """Return how many slots the next `count` tokens attend over."""

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_audit.adapters.module_state import ModuleState, Slot, parameter_slots
+from mlx_audit.adapters.module_state import ModuleState, Parameters, Slot
 from mlx_audit.caches import FixedCapacityCache
 from mlx_audit.decode.state import require_fixed_capacity
 
@@ -28,6 +28,7 @@ class DecodeStep:
         require_fixed_capacity(caches)
         self.model = model
         self.caches = tuple(caches)
+        self._parameters = Parameters(model)
         self.written: list[str] = []
         """What the last run of the body wrote outside the caches, by path; arrays were put back."""
 
@@ -37,11 +38,11 @@ class DecodeStep:
 
     def slots(self) -> list[Slot]:
         """Return the places of the parameters, in the order of `parameters()`."""
-        return parameter_slots(self.model)
+        return self._parameters.slots()
 
     def parameters(self) -> list[mx.array]:
         """Return the model's parameters as they are now; replaced and changed weights both count."""
-        return [container[key] for _, container, key in parameter_slots(self.model)]
+        return self._parameters.arrays()
 
     def __call__(
         self, parameters: Sequence[mx.array], state: State, tokens: mx.array
@@ -57,14 +58,14 @@ class DecodeStep:
             Logits `[B, vocabulary]` and the new state.
         """
         before = ModuleState(self.model)
-        slots = parameter_slots(self.model)
+        slots = self._parameters.slots()
         try:
             for slot, parameter in zip(slots, parameters, strict=True):
                 slot.container[slot.key] = parameter
             caches = [cache.with_state(arrays) for cache, arrays in zip(self.caches, state, strict=True)]
             logits = run(self.model, tokens[:, None], caches)
         except BaseException:
-            before.restore()
+            before.restore(code=False)
             raise
         given = {(id(slot.container), slot.key): array for slot, array in zip(slots, parameters, strict=True)}
         changes = before.changes()

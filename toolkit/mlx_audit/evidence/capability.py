@@ -81,7 +81,7 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
         raise refused("compiled decoding was not proved here: there is no record")
     if record.module != manifest.module:
         raise refused("the record is about another module", record.module)
-    if reasons := staleness(record, mlx_version=version("mlx")):
+    if reasons := staleness(record, manifest, mlx_version=version("mlx")):
         raise refused("the record is stale", "; ".join(reasons))
     recorded = record.variants.get(variant)
     if recorded is None:
@@ -90,6 +90,7 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
     if verdict.name not in ("capable", "limited"):
         raise refused(f"the variant is {verdict.name}", verdict.reason)
     kind = rope_kind(arguments)
-    if kind not in (manifest.rope_kinds or ["default"]):
+    declared = manifest.rope_kinds or ["default"]
+    if kind not in declared or not recorded.proves_rope(kind, declared[0]):
         raise refused("this RoPE kind was not proved", kind)
     return identity

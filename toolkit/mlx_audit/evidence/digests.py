@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import yaml
+
 import mlx_audit
+from mlx_audit.manifests import Manifest
 
 _OWN = ("caches", "adapters", "decode")
 _MODELS = "mlx_lm.models"
@@ -29,6 +33,16 @@ def model_digest(module: str) -> str:
 def file_digest(path: Path) -> str:
     """Return the digest of a model file that lies outside mlx-lm; its imports of mlx-lm's models count."""
     return _digest(_closure(path))
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    """Return the digest of what a manifest states about its family; prose, sources and claims don't count."""
+    stated = yaml.safe_load(manifest.path.read_text(encoding="utf-8"))
+    for key in ("about", "sources", "requires", "configurations"):
+        stated.pop(key, None)
+    for variant in stated["variants"].values():
+        variant.pop("claims", None)
+    return f"sha256:{hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()}"
 
 
 @cache

@@ -15,11 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_audit import resources
 from mlx_audit.errors import MlxAuditError
-from mlx_audit.evidence.digests import model_digest, toolkit_digest
+from mlx_audit.evidence.codes import needed_codes
+from mlx_audit.evidence.digests import file_digest, manifest_digest, model_digest, toolkit_digest
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.results import CheckResult, Result, VerdictName
 from mlx_audit.evidence.verdict import Verdict, decide
 from mlx_audit.manifests import Manifest
+from mlx_audit.models.rope import tiny_name
 
 SCHEMA = "mlx-audit/record/1"
 _MOST_BYTES = 16 << 20
@@ -49,8 +51,22 @@ class RecordedVariant(BaseModel):
     results: list[RecordedResult]
 
     def verdict(self) -> Verdict:
-        """Recompute the verdict from the checks; nothing stored is believed."""
-        return combine(decide(result.checks, limits=self.limits) for result in self.results)
+        """Recompute the verdict from the checks; nothing stored is believed.
+
+        A result that lacks a check which exists today proves less than is asked today: it is undecided.
+        """
+        return combine(self._verdict(result) for result in self.results)
+
+    def proves_rope(self, kind: str, main: str) -> bool:
+        """Return whether a RoPE kind was audited; `main` is the one of the variant's main configuration."""
+        return any(result.configuration == tiny_name(kind, main) for result in self.results)
+
+    def _verdict(self, result: RecordedResult) -> Verdict:
+        verdict = decide(result.checks, limits=self.limits)
+        missing = sorted(needed_codes() - {check.code for check in result.checks})
+        if missing and verdict.name in ("capable", "limited"):
+            return Verdict("undecided", f"{result.configuration}: the record lacks {', '.join(missing)}")
+        return verdict
 
 
 class Record(BaseModel):
@@ -99,14 +115,18 @@ def make_record(manifest: Manifest, results: Sequence[Result], backend: str, mlx
         module=manifest.module,
         backend=backend,
         mlx=minor(mlx_version),
-        digests=current_digests(manifest.module),
+        digests=current_digests(manifest),
         variants=variants,
     )
 
 
-def current_digests(module: str) -> dict[str, str]:
-    """Return the digests that a record of `module` must have to be valid here and now."""
-    return {"model": model_digest(module), "toolkit": toolkit_digest()}
+def current_digests(manifest: Manifest) -> dict[str, str]:
+    """Return the digests that a record of a family must have to be valid here and now."""
+    if manifest.module.endswith(".py"):
+        model = file_digest(manifest.path.parent / manifest.module)
+    else:
+        model = model_digest(manifest.module)
+    return {"model": model, "toolkit": toolkit_digest(), "manifest": manifest_digest(manifest)}
 
 
 def minor(version: str) -> str:
@@ -191,14 +211,18 @@ def load_record(path: Path) -> Record:
         raise invalid("the record does not have the form of its schema", error.errors()[0]["msg"]) from error
 
 
-def staleness(record: Record, *, mlx_version: str) -> list[str]:
+def staleness(record: Record, manifest: Manifest, *, mlx_version: str) -> list[str]:
     """Return why a record no longer counts, each reason naming what changed; empty when it is valid."""
     reasons = []
     if record.mlx != minor(mlx_version):
         reasons.append(f"recorded with mlx {record.mlx}, installed is {minor(mlx_version)}")
-    names = {"model": f"the source of {record.module}", "toolkit": "mlx-audit's caches, adapters or decode"}
+    names = {
+        "model": f"the source of {manifest.module}",
+        "toolkit": "mlx-audit's caches, adapters or decode",
+        "manifest": f"what {manifest.path.name} states",
+    }
     try:
-        digests = current_digests(record.module)
+        digests = current_digests(manifest)
     except (OSError, SyntaxError) as error:
         return [*reasons, f"{names['model']} cannot be read: {error}"]
     for name, digest in digests.items():
@@ -218,7 +242,7 @@ def record_state(manifest: Manifest, variant: str) -> str:
         return f"damaged ({error.what})"
     if record is None or variant not in record.variants:
         return "none"
-    if reasons := staleness(record, mlx_version=version("mlx")):
+    if reasons := staleness(record, manifest, mlx_version=version("mlx")):
         return f"stale ({'; '.join(reasons)})"
     return record.variants[variant].verdict().name
 

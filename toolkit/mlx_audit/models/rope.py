@@ -37,6 +37,11 @@ def rope_kind(arguments: Any) -> str:
     return "default"
 
 
+def tiny_name(kind: str, main: str) -> str:
+    """Return the name of the tiny configuration of a RoPE kind: `tiny`, or `tiny+llama3` beside it."""
+    return "tiny" if kind == main else f"tiny+{kind}"
+
+
 def with_rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return a tiny configuration that uses a RoPE kind, scaled so that a few dozen tokens pass its thresholds."""
     scaling = None if kind == "default" else {"rope_type": kind, **_TINY_SCALING.get(kind, {})}

@@ -14,6 +14,12 @@ from mlx_audit.tracing.tracer import Event, StepTracer, changed_in_place, readab
 HISTORIES: tuple[tuple[int, ...], ...] = ((3,), (1,), (5, 4))
 """Chunk lengths of the prefill before each pair of traces."""
 
+LONG_HISTORY = (2000, 1000)
+"""Traced once more after this where the graph is small: a window that starts to slide, or a threshold, shows."""
+
+_LONG_BELOW = 6_000
+"""Events of a graph that is small enough; the trace of a large one takes a good part of a second."""
+
 _MOST_DIFFERENCES = 3
 
 _SMALL = 1 << 16
@@ -41,14 +47,17 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
     differences: list[str] = []
     traces = 0
     pristine = ModuleState(tracer.model)
-    for chunks in histories:
+    for chunks in [*histories, LONG_HISTORY]:
+        turns = ("only",) if chunks == LONG_HISTORY else ("first", "second")
+        if chunks == LONG_HISTORY and (len(first) > _LONG_BELOW or sum(chunks) > tracer.capacity):
+            break
         pristine.restore()
         parameters = {slot.path: slot.container[slot.key] for slot in parameter_slots(tracer.model)}
         kept = [(path, a, handle(a)) for path, a in parameters.items() if a.size <= _SMALL]
         state = tracer.state_after(chunks)
         differences += _written(f"prefill {list(chunks)}", [change.path for change in pristine.changes()])
         differences += _written(f"prefill {list(chunks)}", changed_in_place(kept))
-        for turn in ("first", "second"):
+        for turn in turns:
             label = f"{turn} trace after prefill {list(chunks)}"
             if not first:
                 tracer.events(state, lambda event: first.append(readable(event)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlx_audit.audit.codes import known_codes
 from mlx_audit.checks.base import all_checks
+from mlx_audit.evidence.codes import known_codes
 
 
 def test_codes_in_the_source_are_those_of_the_checks() -> None:
