@@ -97,7 +97,7 @@ def failed_step_leaves_tracers_on_the_module(patch: Patch) -> None:
     from mlx_audit.decode import step as steps
 
     class Forgetful(steps.ModuleState):
-        def restore(self) -> None:
+        def restore(self, **_: Any) -> None:
             pass
 
     patch.setattr(steps, "ModuleState", Forgetful)

@@ -98,6 +98,10 @@ class FixedCapacityCache(ABC):
         """Return the mlx-lm cache with the same content."""
 
     @abstractmethod
+    def count(self) -> int:
+        """Return the tokens held, read from the position; from then on the cache refuses what does not fit."""
+
+    @abstractmethod
     def trim(self, n: int) -> int:
         """Forget the last `n` tokens and return `n`, or return 0 and change nothing where that is impossible."""
 

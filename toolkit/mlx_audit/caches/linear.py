@@ -83,7 +83,7 @@ class FixedCapacityKVCache(FixedCapacityCache):
     def state(self, state: Sequence[mx.array]) -> None:
         cache = self.with_state(state)
         # Nobody has counted a state that comes from outside (a file, say), so its position is read and checked.
-        held = cache._count()
+        held = cache.count()
         if not 0 <= held <= self.capacity:
             raise CapacityExceeded(
                 "the position lies outside the buffer",
@@ -180,7 +180,7 @@ class FixedCapacityKVCache(FixedCapacityCache):
         return cache
 
     def to_native(self) -> KVCache:
-        held = self._count()
+        held = self.count()
         native = KVCache()
         if held:
             native.keys = self.keys[..., :held, :]
@@ -189,7 +189,7 @@ class FixedCapacityKVCache(FixedCapacityCache):
         return native
 
     def trim(self, n: int) -> int:
-        held = self._count()
+        held = self.count()
         if not 0 <= n <= held:
             return 0
         self._position = mx.array([held - n], mx.int32)
@@ -207,11 +207,11 @@ class FixedCapacityKVCache(FixedCapacityCache):
 
     def empty(self) -> bool:
         """Return whether no token is held."""
-        return self._count() == 0
+        return self.count() == 0
 
     def size(self) -> int:
         """Return the tokens held."""
-        return self._count()
+        return self.count()
 
     def _require_fitting(self, keys: mx.array, values: mx.array) -> None:
         """Refuse an update that MLX would broadcast into the buffers, or write beside them."""
@@ -226,7 +226,7 @@ class FixedCapacityKVCache(FixedCapacityCache):
                     f"width of {self.values.shape[3]}",
                 )
 
-    def _count(self) -> int:
+    def count(self) -> int:
         if self._held is None:
             self._held = host_int(self._position)
         return self._held

@@ -18,6 +18,7 @@ from mlx_audit.checks.tolerance import Tolerance, tolerance_for
 from mlx_audit.evidence.environment import backend
 from mlx_audit.manifests import CacheSpec
 from mlx_audit.models.build import build_lazy, build_tiny, resolve_arguments
+from mlx_audit.models.checkpoint import Checkpoint
 from mlx_audit.tracing import StepTracer, TraceProof, prove
 
 
@@ -36,7 +37,7 @@ class Subject:
         exactness: `exact`, `reordered` or `kernel`.
         rope: RoPE kind of both configurations.
         main: Whether this is the variant's main configuration: on others, the numeric tier is a single pass.
-        checkpoint: Folder with real weights, or None.
+        checkpoint: Folder or GGUF file with real weights, or None.
     """
 
     family: str
@@ -99,6 +100,13 @@ class Subject:
     def tiny_model(self, dtype: str) -> nn.Module:
         """Return a new tiny model in a dtype; the weights depend on the seed alone."""
         return build_tiny(self.module, resolve_arguments(self.module, self.tiny), seed=self.seed, dtype=dtype)
+
+    @cached_property
+    def real(self) -> Checkpoint:
+        """The checkpoint, loaded once for all checks."""
+        assert self.checkpoint is not None, "checks of the checkpoint tier need one"
+        # On CPUs, matrices of half precision are many times slower.
+        return Checkpoint(self.checkpoint, dtype="float32" if backend() == "cpu" else "float16")
 
     @cached_property
     def vocabulary(self) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mlx_audit.audit.inspection import Inspection
 
 Target = Annotated[
-    str, typer.Argument(metavar="TARGET", help="A family, manifest, model .py file or checkpoint folder.")
+    str, typer.Argument(metavar="TARGET", help="A family, manifest, model .py file, or checkpoint.")
 ]
 Config = Annotated[Path | None, typer.Option("--config", help="A config.json instead of the manifest's own.")]
 Json = Annotated[bool, typer.Option("--json", help="Write as JSON to stdout.")]

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 Targets = Annotated[
     list[str] | None,
-    typer.Argument(metavar="TARGET...", help="Families, manifests, model .py files or checkpoint folders."),
+    typer.Argument(
+        metavar="TARGET...",
+        help="Families, manifests, model .py files, checkpoints (folder, .gguf).",
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Every family that has a manifest.")]
 Config = Annotated[Path | None, typer.Option("--config", help="Audit this config.json of each target.")]

@@ -258,11 +258,11 @@ class CompiledDecodeSession:
                 "the state has another layout", where="with_state", found=given, allowed=layout
             )
         for index, cache in enumerate(self._over(state)):
-            if host_int(cache.offset) != self._position:
+            if cache.count() != self._position:
                 raise ShapeMismatch(
                     "the state stands at another position",
                     where=f"with_state, caches[{index}]",
-                    found=host_int(cache.offset),
+                    found=cache.count(),
                     allowed=self._position,
                 )
         other = self.copy()
@@ -309,11 +309,11 @@ class CompiledDecodeSession:
                 logits = self.step([token])
 
     def _over(self, state: State) -> list[FixedCapacityCache]:
-        """Return cache objects over a state of this session's position."""
-        return [
-            cache.with_state(arrays, held=self._position)
-            for cache, arrays in zip(self._step.caches, state, strict=True)
-        ]
+        """Return cache objects over a state; how many tokens they hold is read from their own positions."""
+        caches = [cache.with_state(arrays) for cache, arrays in zip(self._step.caches, state, strict=True)]
+        for cache in caches:
+            cache.count()
+        return caches
 
     def _rung(self, count: int) -> int:
         """Return how many slots the next `count` tokens attend over."""

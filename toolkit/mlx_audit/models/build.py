@@ -42,14 +42,14 @@ def build_lazy(
         module: A model module.
         arguments: Its resolved `ModelArgs`.
         dtype: A key of `DTYPES`.
-        quantization: mlx-lm's `quantization` entry (`bits`, `group_size`), or None.
+        quantization: mlx-lm's `quantization` entry (`bits`, `group_size`, modules that have their own), or None.
     """
     try:
         model: nn.Module = module.Model(arguments)
         model.eval()
         model.set_dtype(DTYPES[dtype])
         if isinstance(quantization, Mapping):
-            nn.quantize(model, group_size=quantization["group_size"], bits=quantization["bits"])
+            _quantize(model, quantization)
     except Exception as error:
         raise TargetError(
             "the model cannot be built from this configuration",
@@ -57,6 +57,24 @@ def build_lazy(
             found=f"{type(error).__name__}: {error}",
         ) from error
     return model
+
+
+def _quantize(model: nn.Module, quantization: Mapping[str, Any]) -> None:
+    """Quantize as mlx-lm's loader does: an entry named like a module holds its own settings, or False."""
+
+    def settings(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if path in quantization:
+            own = quantization[path]
+            return dict(own) if isinstance(own, Mapping) else bool(own)
+        return hasattr(module, "to_quantized")
+
+    nn.quantize(
+        model,
+        group_size=quantization["group_size"],
+        bits=quantization["bits"],
+        mode=quantization.get("mode", "affine"),
+        class_predicate=settings,
+    )
 
 
 def build_tiny(module: ModuleType, arguments: Any, *, seed: int, dtype: str = "float32") -> nn.Module:

