@@ -34,6 +34,8 @@ STABLE = [
     "PAR002",
     "PAR003",
     "PAR004",
+    "PAR005",
+    "PAR007",
     "STA001",
     "STA002",
     "STA003",
@@ -50,6 +52,8 @@ STABLE = [
     "LIF003",
     "CKP001",
     "CKP002",
+    "CKP003",
+    "CKP004",
 ]
 _CODE = re.compile(r'^    code = "', re.MULTILINE)
 HEADINGS = ("What it does:", "Why:", "Example:", "How to fix:", "Sources:")

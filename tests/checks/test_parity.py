@@ -25,8 +25,8 @@ def test_healthy(code: str, family: str) -> None:
     green(code, healthy(family))
 
 
-def test_the_main_configuration_is_compared_in_two_dtypes() -> None:
-    assert set(green("PAR001", healthy()).figures) == {"float32", "bfloat16"}
+def test_the_main_configuration_is_compared_in_three_dtypes() -> None:
+    assert set(green("PAR001", healthy()).figures) == {"float32", "bfloat16", "float16"}
     assert set(green("PAR001", new_subject(main=False)).figures) == {"float32"}
 
 
@@ -70,7 +70,14 @@ def test_a_second_trace_is_red_and_says_why(fault: str, monkeypatch: pytest.Monk
     assert ("state[0][0]" if fault == "state_comes_out_wider" else "pos: int 13 → int 14") in reason
 
 
-@pytest.mark.parametrize("mutation", ["position_from_key_length", "mask_made_true", "mask_inverted_after"])
+def test_a_position_from_the_key_length_is_red_in_the_trace_and_in_numbers(tmp_path: Path) -> None:
+    """The graph is the same at every position, but not at every rung."""
+    subject = new_subject(module=mutated(tmp_path, *MUTATIONS["position_from_key_length"]))
+    assert "constant int32[] 2052 became int32[] 58, used by RoPE" in red("TRC001", subject).reason
+    assert red("PAR001", subject).reason.startswith("logits differ at step 1 after a prompt of 13")
+
+
+@pytest.mark.parametrize("mutation", ["mask_made_true", "mask_inverted_after"])
 def test_a_mistake_that_leaves_the_graph_constant_is_red(mutation: str, tmp_path: Path) -> None:
     """Such a graph is the same at every position, so that the trace checks have nothing to say."""
     subject = new_subject(module=mutated(tmp_path, *MUTATIONS[mutation]))

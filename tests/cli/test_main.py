@@ -95,7 +95,7 @@ def test_a_closed_pipe_is_quiet() -> None:
         assert run.stderr is not None
         run.stdout.close()
         assert run.stderr.read() == b""
-        assert run.wait(60) == 1
+        assert run.wait(60) == 141
 
 
 class Terminal:

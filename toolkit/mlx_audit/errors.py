@@ -2,6 +2,52 @@
 
 from __future__ import annotations
 
+import re
+
+MOST_SHOWN = 2_000
+"""Characters of one piece of foreign text that people are shown."""
+
+MOST_KEPT = 1 << 16
+"""Characters of one piece of foreign text that results keep."""
+
+# Controls of terminals, line breaks of any kind, overrides of the writing direction, and halves of surrogate pairs.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_HALVES = re.compile("[\ud800-\udfff]")
+_NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def clean(value: object, limit: int = MOST_SHOWN) -> str:
+    """Return a value as one line of text that is safe on a terminal: controls escaped, and not too long."""
+    return _UNSAFE.sub(_escaped, _cut(text_of(value), limit))
+
+
+def storable(value: object, limit: int = MOST_KEPT) -> str:
+    """Return a value as text that UTF-8 and JSON can carry, otherwise as it is; cut where it is too long."""
+    return _HALVES.sub(_escaped, _cut(text_of(value), limit))
+
+
+def text_of(value: object) -> str:
+    """Return `str(value)`, also for an exception of foreign code whose own `__str__` fails."""
+    try:
+        return str(value)
+    except Exception:
+        return f"<a {type(value).__name__} that has no text>"
+
+
+def describe(error: BaseException) -> str:
+    """Return the type and message of an exception of foreign code."""
+    return f"{type(error).__name__}: {storable(error)}"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match.group()
+    code = ord(character)
+    return _NAMES.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
 
 class MlxAuditError(Exception):
     """Base of all errors that mlx-audit raises on purpose.
@@ -33,10 +79,12 @@ class MlxAuditError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
+        # Only the list of a file's problems has more lines than one.
+        what = "\n".join(clean(line) for line in self.what.split("\n"))
+        text = f"{clean(self.where)}: {what}" if self.where else what
         for label, value in (("found", self.found), ("allowed", self.allowed), ("fix", self.fix)):
             if value is not None:
-                text += f"; {label}: {value}"
+                text += f"; {label}: {clean(value)}"
         return text
 
 
@@ -68,6 +116,12 @@ class SessionMisuse(MlxAuditError):
 
 class SavedSessionInvalid(MlxAuditError):
     """A saved session is damaged, of another format version, or belongs to another model."""
+
+
+class EnvironmentUnfit(MlxAuditError):
+    """This machine, as it is set up, cannot decide anything."""
+
+    exit_code = 4
 
 
 class TargetError(MlxAuditError):

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from types import FunctionType
+from collections import deque
+from collections.abc import Iterable, Iterator
+from copy import copy
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
+
+import numpy as np
 
 _OTHERS = ("mlx", "mlx_audit", "builtins", "abc", "typing", "dataclasses", "enum")
 """First parts of module names that are not model code."""
+
+
+_PYTHONS_OWN = frozenset(
+    (
+        "__name__",
+        "__doc__",
+        "__package__",
+        "__loader__",
+        "__spec__",
+        "__file__",
+        "__cached__",
+        "__builtins__",
+        "__annotations__",
+        "__dict__",
+        "__weakref__",
+        "__module__",
+        "__warningregistry__",
+    )
+)
+"""Names that Python itself keeps in a module or class."""
+_SIMPLE = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_ABSENT = object()
 
 
 class View:
@@ -37,13 +64,13 @@ class View:
 
 
 class Globals(View):
-    """The global names of a Python module."""
+    """The global names of a Python module, but for those that Python itself keeps there."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.of = self._names = names
 
     def items(self) -> list[tuple[str, Any]]:
-        return [(name, value) for name, value in self._names.items() if not name.startswith("__")]
+        return [(name, value) for name, value in self._names.items() if name not in _PYTHONS_OWN]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._names[name] = value
@@ -52,21 +79,55 @@ class Globals(View):
         self._names.pop(name, default)
 
 
-class ClassAttributes(View):
-    """The attributes of a class itself, not of its instances."""
+class Attributes(View):
+    """The attributes of a class itself, or what an object keeps in slots."""
 
-    def __init__(self, cls: type) -> None:
-        self.of = self._class = cls
+    def __init__(self, of: Any, names: Iterable[str]) -> None:
+        self.of = of
+        self._named = names
 
     def items(self) -> list[tuple[str, Any]]:
-        return [(name, value) for name, value in vars(self._class).items() if not name.startswith("__")]
+        names = list(vars(self.of)) if isinstance(self.of, type) else self._named
+        found = (
+            vars(self.of) if isinstance(self.of, type) else {n: getattr(self.of, n, _ABSENT) for n in names}
+        )
+        return [(n, found[n]) for n in names if found[n] is not _ABSENT and n not in _PYTHONS_OWN]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._class, name, value)
+        setattr(self.of, name, value)
 
     def pop(self, name: str, default: Any = None) -> None:
-        if name in vars(self._class):
-            delattr(self._class, name)
+        if hasattr(self.of, name):
+            delattr(self.of, name)
+
+
+class Content(View):
+    """What a container without names holds: a deque, a set, bytes that can be written, a NumPy array."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        self._copy = copy(of)
+
+    def items(self) -> list[tuple[str, Any]]:
+        if isinstance(self.of, bytearray):
+            return [("content", bytes(self.of))]
+        if isinstance(self.of, np.ndarray):
+            return [("content", self.of.tobytes())]
+        return [("content", str([item if type(item) in _SIMPLE else id(item) for item in self.of]))]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(self.of, bytearray | np.ndarray):
+            self.of[:] = self._copy
+        else:
+            self.of.clear()
+            (self.of.update if isinstance(self.of, set) else self.of.extend)(self._copy)
+
+    def pop(self, name: str, default: Any = None) -> None:
+        """A content is never absent."""
+
+
+CONTENTS = (deque, set, bytearray, np.ndarray)
+"""Containers that `Content` looks into."""
 
 
 class Cells(View):
@@ -93,17 +154,42 @@ class Cells(View):
 
 
 def roots(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield, with a name, what the code of a module's class can write besides the module itself."""
-    for base in cls.__mro__:
+    """Yield, with a name, what the code of a class can write besides its instances."""
+    for base in (*cls.__mro__, *type.mro(type(cls))):
         if not is_model_code(base.__module__):
             continue
-        yield f"class {base.__qualname__}", ClassAttributes(base)
+        yield f"class {base.__qualname__}", Attributes(base, ())
         for name, method in vars(base).items():
             if isinstance(method, FunctionType):
                 yield from parts(f"class {base.__qualname__}.{name}", method)
         module = sys.modules.get(base.__module__)
         if module is not None:
             yield f"globals of {base.__module__.rsplit('.', 1)[-1]}", Globals(vars(module))
+
+
+def inner(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object keeps where its attributes don't show it."""
+    if isinstance(value, CONTENTS):
+        yield path, Content(value)
+    elif isinstance(value, FunctionType):
+        yield from parts(path, value)
+    elif isinstance(value, MethodType):
+        yield path, value.__self__
+    elif isinstance(value, partial):
+        yield path, (value.func, value.args, value.keywords)
+    elif isinstance(value, type):
+        if is_model_code(value.__module__):
+            yield from roots(value)
+    elif is_model_code(type(value).__module__):
+        yield from roots(type(value))
+        slots = [name for base in type(value).__mro__ for name in _slots_of(base)]
+        if slots:
+            yield path, Attributes(value, slots)
+
+
+def _slots_of(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def parts(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]:

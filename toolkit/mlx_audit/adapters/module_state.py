@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_audit.adapters.model_code import View, is_model_code, parts, roots
+from mlx_audit.adapters.model_code import View, inner, is_model_code
 from mlx_audit.caches import handle
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
@@ -19,6 +18,7 @@ _LEAVES = _PLAIN | {mx.array}
 _CONTAINERS = (dict, list)
 _HOLDERS = (dict, list, tuple, View)
 _ABSENT = object()
+_ARRAY = frozenset((mx.array,))
 
 
 class Slot(NamedTuple):
@@ -66,23 +66,55 @@ class Parameters:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._identities: list[int] = []
-        self._containers: list[Any] = []
         self._slots: list[Slot] = []
+        self._containers: list[Any] = []
+        self._lengths: list[int] = []
+        # Containers and keys of the parameters; and of everything else, with what was there.
+        self._places: tuple[list[Any], list[Any]] = ([], [])
+        self._others: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
 
     def slots(self) -> list[Slot]:
         """Return what `parameter_slots` returns."""
-        # Comparing what the containers hold by identity takes a small part of a walk. The containers are kept alive
-        # here, so none of their identities is given to another; one array in another's place changes no slot.
-        if not self._containers or self._identities != _identities(self._containers):
-            self._slots = parameter_slots(self._model)
-            self._containers = list(_tree(self._model))
-            self._identities = _identities(self._containers)
+        self.arrays()
         return self._slots
 
     def arrays(self) -> list[mx.array]:
         """Return the parameters as they are now, in the order of `slots`."""
-        return [container[key] for _, container, key in self.slots()]
+        # Nothing came or went where each container has its old length and still holds what it held: an array where
+        # an array was, and the very same object elsewhere. That takes a small part of a walk.
+        containers, keys, values = self._others
+        try:
+            if (
+                self._containers
+                and self._lengths == list(map(len, self._containers))
+                and all(map(operator.is_, map(operator.getitem, containers, keys), values))
+            ):
+                arrays: list[Any] = list(map(operator.getitem, *self._places))
+                if set(map(type, arrays)) <= _ARRAY:
+                    return arrays
+        except LookupError:
+            pass
+        self._walk()
+        arrays = list(map(operator.getitem, *self._places))
+        return arrays
+
+    def _walk(self) -> None:
+        self._slots = parameter_slots(self._model)
+        self._containers = list(_tree(self._model))
+        self._lengths = list(map(len, self._containers))
+        self._places = ([slot.container for slot in self._slots], [slot.key for slot in self._slots])
+        parameters = {(id(slot.container), slot.key) for slot in self._slots}
+        others = [
+            (container, key, value)
+            for container in self._containers
+            for key, value in _items(container)
+            if (id(container), key) not in parameters
+        ]
+        self._others = (
+            [container for container, _, _ in others],
+            [key for _, key, _ in others],
+            [value for _, _, value in others],
+        )
 
 
 def _tree(model: nn.Module) -> Iterator[Any]:
@@ -96,13 +128,6 @@ def _tree(model: nn.Module) -> Iterator[Any]:
             yield container
             values = container.values() if isinstance(container, dict) else container
             stack += [value for value in values if isinstance(value, _CONTAINERS)]
-
-
-def _identities(containers: list[Any]) -> list[int]:
-    dicts = [container for container in containers if isinstance(container, dict)]
-    lists = [container for container in containers if isinstance(container, list)]
-    held = chain(*dicts, chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(lists))
-    return list(map(id, held))
 
 
 class Change(NamedTuple):
@@ -203,9 +228,6 @@ def _containers(model: nn.Module) -> Iterator[tuple[str, Any]]:
         if place in seen:
             continue
         seen.add(place)
-        if isinstance(value, nn.Module) and type(value) not in seen:
-            seen.add(type(value))
-            stack += roots(type(value))
         prefix = f"{path}." if path else ""
         if isinstance(value, _HOLDERS):
             if not isinstance(value, tuple):
@@ -215,8 +237,7 @@ def _containers(model: nn.Module) -> Iterator[tuple[str, Any]]:
                     stack.append((f"{prefix}{key}", item))
             if isinstance(value, View):
                 continue
-        elif isinstance(value, FunctionType):
-            stack += parts(path, value)
+        stack += inner(path, value)
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict) and _is_open(value):
             stack.append((path, attributes))

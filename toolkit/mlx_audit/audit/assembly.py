@@ -21,10 +21,18 @@ from mlx_audit.audit.events import (
 )
 from mlx_audit.audit.exit_codes import UNDECIDED
 from mlx_audit.audit.request import Request
+from mlx_audit.errors import MlxAuditError
 from mlx_audit.evidence.digests import file_digest, model_digest, toolkit_digest
 from mlx_audit.evidence.results import CheckResult, ClaimResult, Environment, Result
 from mlx_audit.evidence.verdict import Verdict, decide
 from mlx_audit.manifests import load_manifest
+
+WROTE = "the process wrote to the event channel"
+"""What is wrong with a child whose events are none, or come in an order that the worker never makes."""
+
+
+class ProtocolFault(MlxAuditError):
+    """An event that the worker would not have sent: the target's code wrote it, and no event counts any more."""
 
 
 class Assembly:
@@ -51,7 +59,13 @@ class Assembly:
         self._digests: dict[str, str] = {}
 
     def receive(self, event: Event) -> None:
-        """Take the next event."""
+        """Take the next event.
+
+        Raises:
+            ProtocolFault: the worker cannot have sent it; nothing was taken.
+        """
+        if not self._is_next(event):
+            raise ProtocolFault(WROTE, found=event.kind)
         match event:
             case Ready():
                 self._ready = True
@@ -73,6 +87,53 @@ class Assembly:
                 self.failed, self.ended = event, True
             case Done():
                 self.ended = True
+
+    def _is_next(self, event: Event) -> bool:
+        """Whether an event can come now: each once, in its place, about what was planned."""
+        if self.ended or isinstance(event, Ready) == self._ready:
+            return False
+        match event:
+            case Ready():
+                return True
+            case Planned():
+                return self.planned is None and _is_sound(event)
+            case Failed():
+                return True
+        if self.planned is None:
+            return False
+        running = self._running
+        match event:
+            case CheckFinished():
+                planned = self._check(event.subject, event.check.code)
+                return (
+                    running is not None
+                    and planned is not None
+                    and (event.subject, event.check.code) == (running.subject, running.code)
+                    and (event.check.name, event.check.tier) == (planned.name, planned.tier)
+                )
+            case CheckStarted():
+                new = self._check(event.subject, event.code) is not None
+                return running is None and new and event.code not in self._found[event.subject]
+            case SubjectStarted() | SubjectFinished():
+                return (
+                    running is None
+                    and 0 <= event.subject < len(self._found)
+                    and event.subject not in self._seconds
+                )
+            case Done():
+                subjects = zip(self.planned.subjects, self._found, strict=True)
+                return running is None and all(len(s.checks) == len(found) for s, found in subjects)
+
+    def _check(self, subject: int, code: str) -> PlannedCheck | None:
+        assert self.planned is not None
+        if not 0 <= subject < len(self.planned.subjects):
+            return None
+        return next((check for check in self.planned.subjects[subject].checks if check.code == code), None)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the child has done its imports, and so knows the secret of its channel."""
+        return self._ready
 
     @property
     def environment(self) -> Environment | None:
@@ -128,15 +189,17 @@ class Assembly:
         return "while the model was loaded" if self.planned is None else "between two checks"
 
     def _next(self) -> tuple[int, str | None]:
-        """The first check without a result, the running one where there is one."""
+        """The running check, else the first without a result, else the last of all."""
         if self._running is not None:
             return self._running.subject, self._running.code
         assert self.planned is not None
+        last: tuple[int, str | None] = 0, None
         for index, subject in enumerate(self.planned.subjects):
             for check in subject.checks:
+                last = index, check.code
                 if check.code not in self._found[index]:
-                    return index, check.code
-        return 0, None
+                    return last
+        return last
 
     def _complete(self) -> None:
         """Give every planned check that has no result one that says so."""
@@ -224,6 +287,16 @@ class Assembly:
 
     def _unplanned(self, subject: PlannedSubject) -> Result:
         return self._make(subject, Verdict("not-capable", self._death), [], self._seconds.get(0, 0.0))
+
+
+def _is_sound(plan: Planned) -> bool:
+    """Whether each code stands once in a subject, and whatever is borrowed is there."""
+    everywhere = range(len(plan.subjects))
+    return all(
+        len({check.code for check in subject.checks}) == len(subject.checks)
+        and all(index in everywhere for index in subject.borrows)
+        for subject in plan.subjects
+    )
 
 
 def _result(check: PlannedCheck, status: Any, reason: str, *, where: str | None = None) -> CheckResult:

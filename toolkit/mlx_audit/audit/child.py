@@ -16,15 +16,14 @@ from pathlib import Path
 
 def main() -> None:
     """Serve one request and end."""
-    channel, requests = _channels(int(sys.argv[1]))
-    os.environ.update(MLX_ENABLE_TF32="0", HF_HUB_OFFLINE="1")  # before MLX is imported
-    # Hypothesis would leave a folder of its own in the working directory.
-    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_cache_folder() / "hypothesis"))
+    channel, requests = channels(int(sys.argv[1]))
+    set_environment()
     gc.disable()  # what imports make stays
     from mlx_audit.models.modules import defer_mlx_lm
 
     defer_mlx_lm()
     from mlx_audit.audit.events import Event, Ready, write_event
+    from mlx_audit.audit.process import READY
     from mlx_audit.audit.request import Request
     from mlx_audit.audit.worker import audit
     from mlx_audit.checks.base import all_checks
@@ -33,15 +32,29 @@ def main() -> None:
     gc.freeze()
     gc.enable()
 
-    def emit(event: Event) -> None:
-        data = write_event(event)
-        while data:
-            data = data[os.write(channel, data) :]
+    write(channel, READY, write_event(Ready()))
+    seal, request = read_request(requests)
 
-    emit(Ready())
-    audit(Request.model_validate_json(_line(requests)), emit)
+    def emit(event: Event) -> None:
+        write(channel, seal, write_event(event))
+
+    audit(Request.model_validate_json(request), emit)
     # Not sys.exit: nothing is left to do, and tearing down arrays and threads takes its time.
     os._exit(0)
+
+
+def set_environment() -> None:
+    """Set what libraries look at, before they are imported."""
+    os.environ.update(MLX_ENABLE_TF32="0", HF_HUB_OFFLINE="1")
+    # Hypothesis would leave a folder of its own in the working directory.
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(_cache_folder() / "hypothesis"))
+
+
+def write(channel: int, seal: bytes, line: bytes) -> None:
+    """Write one sealed line to the parent."""
+    data = seal + b" " + line
+    while data:
+        data = data[os.write(channel, data) :]
 
 
 def _cache_folder() -> Path:
@@ -50,7 +63,7 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or fallback) / "mlx-audit"
 
 
-def _channels(channel: int) -> tuple[int, int]:
+def channels(channel: int) -> tuple[int, int]:
     """Return the descriptors of events and requests, out of reach of what the model prints and reads."""
     os.set_inheritable(channel, False)
     os.dup2(2, 1)
@@ -61,8 +74,8 @@ def _channels(channel: int) -> tuple[int, int]:
     return channel, requests
 
 
-def _line(requests: int) -> bytes:
-    """Read the request, and from then on watch for the end of the parent."""
+def read_request(requests: int) -> tuple[bytes, bytes]:
+    """Read the seal of answers and the request, and from then on watch for the end of the parent."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(requests, 1 << 16)
@@ -70,7 +83,8 @@ def _line(requests: int) -> bytes:
             os._exit(0)  # the parent has no work after all
         line += part
     threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
-    return line
+    seal, _, request = line.partition(b" ")
+    return seal, request
 
 
 def _end_with_parent(requests: int) -> None:

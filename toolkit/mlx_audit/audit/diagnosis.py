@@ -82,8 +82,22 @@ def kernel_cache() -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / "mlx" / (_version("mlx") or "unknown") / "cpu"
 
 
+def temporary_folder_obstacle() -> Obstacle | None:
+    """Return why nothing can be compiled in the temporary folder that is named, or None."""
+    named = os.environ.get("TMPDIR")
+    if not named:
+        return None
+    fix = "unset TMPDIR, or name a folder that can be written"
+    if not Path(named).is_dir():
+        return Obstacle(f"the temporary folder does not exist: {named}", fix)
+    if not os.access(named, os.W_OK | os.X_OK):
+        return Obstacle(f"the temporary folder cannot be written: {named}", fix)
+    return None
+
+
 def _missing(diagnosis: Diagnosis) -> list[Obstacle]:
-    return [
+    folder = temporary_folder_obstacle()
+    return ([folder] if folder is not None else []) + [
         Obstacle(f"{package} is not installed", f"pip install {package}")
         for package, installed in diagnosis.versions.items()
         if installed is None

@@ -82,7 +82,7 @@ class SubjectFinished(_Event):
 
     kind: Literal["subject-finished"] = "subject-finished"
     subject: int
-    seconds: float
+    seconds: float = Field(ge=0, allow_inf_nan=False)
 
 
 class Failed(_Event):
@@ -90,7 +90,8 @@ class Failed(_Event):
 
     kind: Literal["failed"] = "failed"
     message: str
-    exit_code: int
+    exit_code: int = Field(ge=1, le=4)
+    """Never 0: what cannot be audited holds nothing."""
 
 
 class Done(_Event):

@@ -21,10 +21,12 @@ def code_of(result: Result, *, partial: bool = False) -> int:
     Args:
         result: Of one target × variant × configuration.
         partial: Only some tiers or checks were selected: these alone decide, whatever is claimed. A claim
-            `undecided` moves nothing all the same.
+            `undecided` moves nothing all the same, and where nothing was selected, nothing was collected.
     """
     claims = list(result.claims.values()) or [ClaimResult(claimed=None, verdict=result.verdict)]
-    if partial and (result.checks or result.verdict == "undecided"):
+    if partial and not result.checks and result.verdict == "undecided":
+        return NOTHING
+    if partial and result.checks:
         return HOLDS if _all_undecided(claims) else _of_checks(result)
     return combine(_of_claim(claim) for claim in claims)
 

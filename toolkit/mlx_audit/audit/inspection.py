@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import groupby
-from typing import Any
 
+from mlx_audit.audit.inspected import Inspection
 from mlx_audit.audit.plan import Entry, Plan, make_plan
-from mlx_audit.audit.request import Options, Request
+from mlx_audit.audit.request import Request
 from mlx_audit.checks.subject import Subject
-from mlx_audit.errors import MlxAuditError
+from mlx_audit.errors import MlxAuditError, storable
 from mlx_audit.manifests import CacheSpec
 from mlx_audit.models.live import live_specs
 from mlx_audit.models.target import Target
@@ -21,45 +18,9 @@ CAPACITIES = (1024, 8192, 32768, 131072)
 """Tokens at which the cost of a step is stated."""
 
 
-@dataclass
-class Inspection:
-    """One configuration.
-
-    Attributes:
-        layers: One label a layer, such as `rotating(window=128, keep=0)`.
-        costs: Figures of `tracing.cost.Cost` at each of CAPACITIES.
-        hazards: What differs between traces, or why there is no trace.
-    """
-
-    family: str
-    variant: str
-    configuration: str
-    rope: str
-    claimed: str | None
-    layers: list[str]
-    costs: list[dict[str, int]] = field(default_factory=list)
-    hazards: list[str] = field(default_factory=list)
-
-    def counts(self) -> dict[str, int]:
-        """How many layers each label has, in the order of their first layer."""
-        return dict(Counter(self.layers))
-
-    def pattern(self) -> str:
-        """Runs of equal layers, and how often they repeat: `(5 rotating, 1 linear) × 8`."""
-        runs = [(label.partition("(")[0], len(list(group))) for label, group in groupby(self.layers)]
-        for period in range(1, len(runs) // 2 + 1):
-            if len(runs) % period == 0 and runs == runs[:period] * (len(runs) // period):
-                return f"({_runs(runs[:period])}) × {len(runs) // period}"
-        return _runs(runs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        return asdict(self)
-
-
-def inspect_target(target: Target) -> list[Inspection]:
+def inspect_request(request: Request) -> list[Inspection]:
     """Return one inspection a variant: of the given configuration, else the first published one, else `tiny`."""
-    plan = make_plan(Request.of(target, Options(tiers=["static", "trace"])))
+    target, plan = request.target(), make_plan(request)
     return [_inspect(entry, entry.subject, target) for entry in _chosen(plan) if entry.subject is not None]
 
 
@@ -88,11 +49,11 @@ def _inspect(entry: Entry, subject: Subject, target: Target) -> Inspection:
     try:
         proof = subject.proof
     except MlxAuditError as error:
-        inspection.hazards = [str(error)]
+        inspection.hazards = [storable(error)]
         return inspection
     traced = subject.tracer.capacity
     inspection.costs = [step_cost(proof.graph, capacity, traced).figures() for capacity in CAPACITIES]
-    inspection.hazards = list(proof.differences)
+    inspection.hazards = [storable(difference) for difference in proof.differences]
     return inspection
 
 
@@ -104,7 +65,3 @@ def _layers(live: Sequence[CacheSpec | str], declared: Sequence[CacheSpec]) -> l
         return labels
     caches = iter(labels[before:])
     return [*labels[:before], *("none" if spec.kind == "none" else next(caches) for spec in declared)]
-
-
-def _runs(runs: list[tuple[str, int]]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in runs)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import sysconfig
 from pathlib import PurePath
+
+READY = b"-"
+"""Stands where the secret will: nothing of the target has run yet."""
 
 _TAIL = 16 << 10
 """Bytes of the child's stderr that are kept."""
@@ -20,14 +24,19 @@ _FRAME = re.compile(rb'^  File "([^"\n]+)", line (\d+)', re.MULTILINE)
 
 
 class Child:
-    """A started child that waits for a request."""
+    """A started child that waits for a request.
 
-    def __init__(self) -> None:
+    Args:
+        module: What it runs; it is given the number of the descriptor that it answers on.
+    """
+
+    def __init__(self, module: str = "mlx_audit.audit.child") -> None:
         self.events, channel = os.pipe()
+        os.set_blocking(self.events, False)
         try:
             self._process = subprocess.Popen(
                 # -P: files in the working directory must not shadow modules. faulthandler names the line of a crash.
-                [sys.executable, "-P", "-X", "faulthandler", "-m", "mlx_audit.audit.child", str(channel)],
+                [sys.executable, "-P", "-X", "faulthandler", "-m", module, str(channel)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -41,13 +50,41 @@ class Child:
         self.errors = self._process.stderr.fileno()
         os.set_blocking(self.errors, False)
         self._tail = b""
+        self._seal = secrets.token_hex(16).encode()
 
     def send(self, request: str) -> None:
-        """Hand the request over; a child that has died already shows at its events' end."""
+        """Hand the request over; a child that has died already shows at its events' end.
+
+        It comes with a secret that each answer must begin with: what else writes to the channel does not know it.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(request.encode() + b"\n")
+            self._process.stdin.write(self._seal + b" " + request.encode() + b"\n")
             self._process.stdin.flush()
+
+    def read(self) -> bytes | None:
+        """Return what the child has written since; empty at the end, None when there is nothing yet."""
+        try:
+            return os.read(self.events, 1 << 16)
+        except BlockingIOError:
+            return None
+
+    def opened(self, line: bytes, *, ready: bool = True) -> bytes:
+        """Return an answer without its seal; ValueError when it has none. Before `ready` there is no secret."""
+        seal, _, answer = line.partition(b" ")
+        if seal != (self._seal if ready else READY):
+            raise ValueError("an answer without the seal")
+        return answer
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended; what it started may live on, and hold its pipes open."""
+        return self._process.poll() is not None
+
+    @property
+    def errors_tail(self) -> str:
+        """The last of what the child wrote to stderr."""
+        return self._tail.decode(errors="replace")
 
     def drain_errors(self) -> bool:
         """Keep the last of what the child wrote to stderr; False when there will be no more."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mlx_audit.audit.assembly import Assembly
+from mlx_audit.audit.assembly import WROTE, Assembly, ProtocolFault
 from mlx_audit.audit.events import Event, Failed, read_event
 from mlx_audit.audit.process import Child, death
 from mlx_audit.audit.request import Request
@@ -18,6 +18,12 @@ from mlx_audit.evidence.results import Environment, Result
 TIMEOUT_SECONDS = 600.0
 _ABORT_SECONDS = 2.0
 """Between the signal that makes a hanging child say where it hangs, and the one that it cannot ignore."""
+
+_LOOK_SECONDS = 0.2
+"""Between two looks for children that have ended while something that they started holds their pipes open."""
+
+_LONGEST_EVENT = 16 << 20
+"""Bytes of one event; a longer line is none."""
 
 Listener = Callable[[Assembly, Event], None]
 
@@ -74,6 +80,7 @@ class _Job:
     child: Child
     deadline: float
     timed_out: bool = False
+    faulty: bool = False
     buffer: bytes = b""
 
 
@@ -104,12 +111,14 @@ class _Loop:
                 self._start(self._waiting.popleft())
             now = time.monotonic()
             next_deadline = min(job.deadline for job in self._jobs)
-            for key, _ in self._selector.select(max(0.0, next_deadline - now)):
+            for key, _ in self._selector.select(min(_LOOK_SECONDS, max(0.0, next_deadline - now))):
                 job, read = key.data
                 if job in self._jobs:
                     read(job)
             for job in list(self._jobs):
-                if time.monotonic() >= job.deadline:
+                if job.child.is_over:
+                    self._finish(job)
+                elif time.monotonic() >= job.deadline:
                     self._late(job)
 
     def kill(self) -> None:
@@ -128,19 +137,40 @@ class _Loop:
         self._selector.register(child.errors, selectors.EVENT_READ, (job, self._read_errors))
         child.send(assembly.request.model_dump_json())
 
-    def _read_events(self, job: _Job) -> None:
-        part = os.read(job.child.events, 1 << 16)
-        *lines, job.buffer = (job.buffer + part).split(b"\n")
+    def _read_events(self, job: _Job) -> bool:
+        """Take what there is; False when nothing has come. Ends the job at the last event, or a forged one."""
+        part = job.child.read()
+        if part is None:
+            return False
+        *lines, rest = part.split(b"\n")
+        job.buffer += lines[0] if lines else rest
+        if lines:
+            lines[0], job.buffer = job.buffer, rest
         for line in lines:
-            try:
-                event = read_event(line)
-            except ValueError:
-                continue  # the model's code wrote to a pipe that is not its own
-            job.assembly.receive(event)
-            if self._listener is not None:
-                self._listener(job.assembly, event)
-        if not part:
+            if not job.assembly.ended:
+                self._take(job, line)
+            if job.faulty:
+                break
+        job.faulty = job.faulty or len(job.buffer) > _LONGEST_EVENT
+        if not part or job.faulty or job.assembly.ended:
             self._end(job)
+        return True
+
+    def _take(self, job: _Job, line: bytes) -> None:
+        try:
+            event = read_event(job.child.opened(line, ready=job.assembly.ready))
+            job.assembly.receive(event)
+        except (ValueError, ProtocolFault):
+            job.faulty = True
+            return
+        if self._listener is not None:
+            self._listener(job.assembly, event)
+
+    def _finish(self, job: _Job) -> None:
+        """Take the last events of a child that has ended."""
+        while job in self._jobs:
+            if not self._read_events(job):
+                self._end(job)
 
     def _read_errors(self, job: _Job) -> None:
         if not job.child.drain_errors():
@@ -161,7 +191,10 @@ class _Loop:
         for descriptor in (job.child.events, job.child.errors):
             if descriptor in registered:
                 self._selector.unregister(descriptor)
-        if job.timed_out:
+        if job.faulty:
+            job.child.kill()
+            how = WROTE
+        elif job.timed_out:
             job.child.kill()
             how = f"the process was stopped after {self._timeout:g} s (time-out)"
         else:

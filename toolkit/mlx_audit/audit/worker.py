@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlx_audit.audit.eager import require_runs
 from mlx_audit.audit.events import (
     CheckFinished,
     CheckStarted,
@@ -19,7 +20,7 @@ from mlx_audit.audit.events import (
 from mlx_audit.audit.plan import Entry, make_plan
 from mlx_audit.audit.request import Request
 from mlx_audit.checks.base import Check, execute
-from mlx_audit.errors import MlxAuditError
+from mlx_audit.errors import MlxAuditError, storable
 from mlx_audit.evidence.environment import environment
 from mlx_audit.evidence.results import CheckResult
 
@@ -29,10 +30,13 @@ Emit = Callable[[Event], None]
 def audit(request: Request, emit: Emit) -> None:
     """Run every planned check of one target."""
     try:
-        plan = make_plan(request)
+        _audit(request, emit)
     except MlxAuditError as error:
         emit(Failed(message=str(error), exit_code=error.exit_code))
-        return
+
+
+def _audit(request: Request, emit: Emit) -> None:
+    plan = make_plan(request)
     subjects = [entry.planned for entry in plan.entries]
     emit(Planned(environment=environment(), subjects=subjects, skipped=plan.skipped))
     results: list[dict[str, CheckResult]] = []
@@ -46,12 +50,21 @@ def audit(request: Request, emit: Emit) -> None:
 def _subject(
     index: int, entry: Entry, before: Mapping[str, CheckResult], emit: Emit
 ) -> dict[str, CheckResult]:
-    """Run the checks of one subject and return their results by code."""
+    """Run the checks of one subject and return their results by code.
+
+    Raises:
+        TargetError: the model itself cannot run the configuration.
+    """
     started = time.perf_counter()
     emit(SubjectStarted(subject=index))
-    done = dict(before)
+    done, ran = dict(before), False
     for check in entry.checks:
         emit(CheckStarted(subject=index, code=check.code))
+        # Inside the check, so that a crash or a hang is put down to it.
+        if check.tier != "static" and not ran and entry.subject is not None:
+            ran = True
+            if entry.planned.claimed != "undecided":
+                require_runs(entry.subject)
         done[check.code] = _check(check, entry, done)
         emit(CheckFinished(subject=index, check=done[check.code]))
     emit(SubjectFinished(subject=index, seconds=round(time.perf_counter() - started, 3)))
@@ -64,19 +77,21 @@ def _check(check: Check, entry: Entry, done: Mapping[str, CheckResult]) -> Check
             code=check.code, name=check.name, tier=check.tier, status="not-run", reason=entry.blocked
         )
     result = execute(check, entry.subject, done)
-    return result.model_copy(update={"figures": plain(result.figures)})
+    where = storable(result.where) if result.where is not None else None
+    text = {"reason": storable(result.reason), "where": where}
+    return result.model_copy(update={"figures": plain(result.figures), **text})
 
 
 def plain(value: Any) -> Any:
     """Return a value as JSON can carry it: no sets or tuples, numbers that are not finite as text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {storable(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [
             plain(item) for item in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)
         ]
-    if value is None or type(value) in (bool, int, str):
+    if value is None or type(value) in (bool, int):
         return value
     if isinstance(value, float):
         return float(value) if value - value == 0 else str(value)
-    return str(value)
+    return storable(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from mlx_audit.caches.base import FixedCapacityCache, handle, host_float, host_int
+from mlx_audit.caches.base import FixedCapacityCache, Handed, handle, host_float, host_int
 from mlx_audit.caches.linear import FixedCapacityKVCache
 
 for _module in pkgutil.iter_modules(__path__):
@@ -14,6 +14,7 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "FixedCapacityCache",
     "FixedCapacityKVCache",
+    "Handed",
     "cache_class",
     "handle",
     "host_float",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
 import mlx.core as mx
@@ -28,6 +29,22 @@ def host_float(array: mx.array) -> float:
     return float(cast(float, array.item()))
 
 
+@dataclass
+class Handed:
+    """What a cache handed out for the last single token, so that a kernel can tell its own arrays from others.
+
+    Attributes:
+        keys, values: As `update_and_fetch` returned them.
+        mask: As `make_mask` returned it: plainly causal, without a window.
+        position: Where the token was written.
+    """
+
+    keys: mx.array | None = None
+    values: mx.array | None = None
+    mask: mx.array | None = None
+    position: mx.array | None = None
+
+
 class FixedCapacityCache(ABC):
     """A cache whose arrays never change shape or dtype and whose position is an array carried through the graph.
 
@@ -39,9 +56,13 @@ class FixedCapacityCache(ABC):
     """The manifest's name of this cache kind."""
     native: ClassVar[type]
     """The mlx-lm cache class that this one stands in for."""
+    rewinds: ClassVar[bool] = False
+    """Whether `trim(1)` right after a single-token step is always possible."""
 
     capacity: int
     """Tokens, prompt included."""
+    handed: Handed | None = None
+    """Kept only while a step runs with an attention kernel of our own, which needs it: see `decode.attention_cuda`."""
 
     @property
     @abstractmethod

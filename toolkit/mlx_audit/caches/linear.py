@@ -8,7 +8,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from mlx_audit.caches.base import FixedCapacityCache, handle, host_int
+from mlx_audit.caches.base import FixedCapacityCache, Handed, handle, host_int
 from mlx_audit.errors import CapacityExceeded, HostState, ShapeMismatch
 
 
@@ -25,6 +25,7 @@ class FixedCapacityKVCache(FixedCapacityCache):
 
     kind = "linear"
     native = KVCache
+    rewinds = True
 
     def __init__(self, keys: mx.array, values: mx.array, position: mx.array) -> None:
         if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
@@ -113,7 +114,10 @@ class FixedCapacityKVCache(FixedCapacityCache):
 
     @property
     def offset(self) -> mx.array:
-        return handle(self._position)
+        if self.keys.shape[0] == 1:
+            return handle(self._position)
+        # MLX's RoPE for GPUs takes one offset a row, past the end of this one; with a stride of 0 it takes this one.
+        return mx.as_strided(self._position, (1,), (0,))
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return what attention reads: the buffers up to the rung."""
@@ -134,10 +138,25 @@ class FixedCapacityKVCache(FixedCapacityCache):
                     fix="make the cache with a larger max_tokens",
                 )
             self._held += length
+        if self.handed is not None and length == 1:
+            return self._hand_out(self.handed, keys, values)
         self.keys = mx.slice_update(self.keys, keys, self._position, axes=(2,))
         self.values = mx.slice_update(self.values, values, self._position, axes=(2,))
         self._position = self._position + length
         return self.keys_and_values()
+
+    def _hand_out(self, handed: Handed, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write one token and note what is handed out; one kernel on CUDA, where a slice update is two."""
+        slot = mx.reshape(self._position, (-1, 1, 1, 1))
+        self.keys = mx.put_along_axis(self.keys, mx.broadcast_to(slot, keys.shape), keys, axis=2)
+        self.values = mx.put_along_axis(self.values, mx.broadcast_to(slot, values.shape), values, axis=2)
+        handed.position, self._position = self._position, self._position + 1
+        handed.keys, handed.values = self.keys_and_values()
+        return handed.keys, handed.values
+
+    def advance_to(self, position: mx.array) -> None:
+        """Take the same position from the kernel that has computed it along the way."""
+        self._position = position
 
     def make_mask(self, N: int, *, window_size: int | None = None, return_array: bool = True) -> mx.array:
         queries = mx.expand_dims(self._position + mx.arange(N), 1)
@@ -145,7 +164,10 @@ class FixedCapacityKVCache(FixedCapacityCache):
         mask = queries >= slots
         if window_size is not None:
             mask = mask & (queries < slots + window_size)
-        return mx.expand_dims(mask, (0, 1))
+        mask = mx.expand_dims(mask, (0, 1))
+        if self.handed is not None and N == 1 and window_size is None:
+            self.handed.mask = mask
+        return mask
 
     @classmethod
     def adopt(cls, native: Any, max_tokens: int) -> Self:

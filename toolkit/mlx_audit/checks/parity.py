@@ -19,8 +19,8 @@ class TeacherForcedLogits(Check):
 
     What it does:
         Feeds the same random tokens to a compiled session and to eager decoding with the model's own caches and
-        compares the logits at each step; for prompts of 1, 13 and all but one of the capacity; in float32 and bfloat16
-        on the main configuration. The step must be traced exactly once in each session.
+        compares the logits at each step; for prompts of 1, 13 and all but one of the capacity; in float32, bfloat16
+        and float16 on the main configuration. The step must be traced exactly once in each session.
 
     Why:
         Random tokens are forced on both sides because greedy tokens of a tiny model hardly vary: with them a frozen
@@ -44,7 +44,7 @@ class TeacherForcedLogits(Check):
     def run(self, subject: Subject) -> Figures:
         dtypes = [subject.dtype]
         if subject.main:
-            dtypes += [dtype for dtype in ("float32", "bfloat16") if dtype != subject.dtype]
+            dtypes += [dtype for dtype in ("float32", "bfloat16", "float16") if dtype != subject.dtype]
         figures: Figures = {}
         for dtype in dtypes:
             figures[dtype] = _one_dtype(subject, dtype)

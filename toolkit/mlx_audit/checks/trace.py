@@ -150,6 +150,12 @@ class StateThreads(Check):
             for index, cache in enumerate(subject.tracer.step.caches)
             if cache.capacity != capacity
         ]
+        short += [
+            f"caches[{index}] says that it holds {capacity} tokens, and has {array.shape[2]} slots"
+            for index, cache in enumerate(subject.tracer.step.caches)
+            for array in cache.state
+            if cache.kind == "linear" and array.ndim == 4 and array.shape[2] != capacity
+        ]
         _require_none(short + lint.broken_threads(graph, capacity), {})
         return {"state_leaves": len(graph.state_inputs)}
 

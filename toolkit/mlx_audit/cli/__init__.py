@@ -7,11 +7,14 @@ heavy, mlx above all, is imported inside the function.
 
 from __future__ import annotations
 
+import builtins
 import functools
+import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import PurePath
 
 import typer
 
@@ -20,6 +23,10 @@ from mlx_audit.errors import MlxAuditError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+
+
+UNUSABLE = 2
+"""Exit code of usage errors, and of files that cannot be read or written."""
 
 
 def verbs() -> dict[str, Callable[..., int | None]]:
@@ -49,10 +56,16 @@ def application() -> typer.Typer:
 
 def main() -> None:
     """The console script."""
+    if not _console.open_streams():
+        _console.show_error(MlxAuditError("stdout is closed", fix="send it somewhere"))
+        sys.exit(UNUSABLE)
     try:
         application()(prog_name="mlx-audit")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        # Such as `--help` into a full disk.
+        sys.exit(_failed(error))
 
 
 def _version(wanted: bool) -> None:
@@ -77,6 +90,7 @@ def _guarded(verb: Callable[..., int | None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def run(*args: object, **kwargs: object) -> None:
         try:
+            _require_names(kwargs)
             code = verb(*args, **kwargs)
             sys.stdout.flush()
         except MlxAuditError as error:
@@ -84,9 +98,41 @@ def _guarded(verb: Callable[..., int | None]) -> Callable[..., None]:
             code = error.exit_code
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except BrokenPipeError:
-            code = _console.drop_stdout()
+        except OSError as error:
+            code = _failed(error)
         if code:
             raise typer.Exit(code)
 
     return run
+
+
+def _failed(error: OSError) -> int:
+    """Say in one line which file failed how, and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        return _console.drop_stdout()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _console.drop_stdout()  # it is stdout itself
+    where = error.filename if isinstance(error.filename, str) else None
+    _console.show_error(MlxAuditError(error.strerror or type(error).__name__, where=where))
+    return UNUSABLE
+
+
+def _require_names(values: Mapping[str, object]) -> None:
+    """Refuse names that are no UTF-8: neither JSON nor a terminal can carry them."""
+    for name, value in values.items():
+        # Not `list`: here, that is the verb.
+        for item in value if isinstance(value, builtins.list) else [value]:
+            if isinstance(item, str | PurePath) and not _is_text(str(item)):
+                raise MlxAuditError(
+                    "the value is no UTF-8", where=name.replace("_", "-"), found=os.fsencode(str(item))
+                )
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -10,6 +10,10 @@ from mlx_audit.audit.assembly import Assembly
 from mlx_audit.audit.events import CheckFinished, CheckStarted, Event, Planned, Ready
 from mlx_audit.audit.runner import Listener
 from mlx_audit.cli import _console
+from mlx_audit.errors import clean
+
+_WIDEST = 200
+"""Characters of a bar's description."""
 
 
 @contextmanager
@@ -18,6 +22,7 @@ def progress() -> Iterator[Listener]:
     if not sys.stderr.isatty() or _console.is_plain(sys.stderr):
         yield _import_early
         return
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -27,9 +32,11 @@ def progress() -> Iterator[Listener]:
         def listen(assembly: Assembly, event: Event) -> None:
             if isinstance(event, Planned):
                 total = sum(len(subject.checks) for subject in event.subjects)
-                tasks[id(assembly)] = bars.add_task(assembly.request.text, total=total)
+                tasks[id(assembly)] = bars.add_task(
+                    escape(clean(assembly.request.text, _WIDEST)), total=total
+                )
             elif isinstance(event, CheckStarted):
-                shown = f"{assembly.request.text}  {event.code}  {assembly.current}"
+                shown = escape(clean(f"{assembly.request.text}  {event.code}  {assembly.current}", _WIDEST))
                 bars.update(tasks[id(assembly)], description=shown)
             elif isinstance(event, CheckFinished):
                 bars.advance(tasks[id(assembly)])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, NOTHING, UNDECIDED, USAGE, code_of
 from mlx_audit.audit.runner import Outcome
+from mlx_audit.errors import clean
 from mlx_audit.evidence.results import CheckResult, Result
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def summary(outcomes: Sequence[Outcome], code: int, seconds: float, *, partial: 
 
 def _meaning(results: Sequence[Result], code: int, partial: bool) -> str:
     failed = [result for result in results if code_of(result, partial=partial) == code]
-    names = ", ".join(f"{r.family} {r.variant} {r.configuration}" for r in failed[:3])
+    names = ", ".join(clean(f"{r.family} {r.variant} {r.configuration}") for r in failed[:3])
     more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
     texts = {
         HOLDS: "the selected checks hold" if partial else "all claims hold",
@@ -76,8 +77,8 @@ def _cells(result: Result) -> list[str]:
     claimed = claim.claimed if claim is not None else None
     return [
         result.verdict,
-        f"{result.family} {result.variant}",
-        result.configuration,
+        clean(f"{result.family} {result.variant}"),
+        clean(result.configuration),
         f"claimed {claimed}" if claimed is not None else "no claim",
     ]
 
@@ -86,9 +87,9 @@ def _why(result: Result, partial: bool) -> str:
     """What decided, in a clause; a failed check's own reason stands in the lines below."""
     failed = next((check for check in result.checks if check.status == "fail"), None)
     if failed is not None:
-        on = f" (on {failed.figures['on']})" if "on" in failed.figures else ""
+        on = f" (on {clean(failed.figures['on'])})" if "on" in failed.figures else ""
         return f"{failed.code} failed{on}"
-    return _status_counts(result) if partial and result.checks else result.reason
+    return _status_counts(result) if partial and result.checks else clean(result.reason)
 
 
 def _details(result: Result) -> Iterator[tuple[str, str]]:
@@ -103,13 +104,16 @@ def _details(result: Result) -> Iterator[tuple[str, str]]:
 
 def _failure(check: CheckResult) -> Iterator[tuple[str, str]]:
     yield f"{check.code} {check.name}", "red"
-    yield f"  {check.reason}", ""
+    yield f"  {clean(check.reason)}", ""
     if check.where:
-        yield f"  at {check.where}", ""
+        yield f"  at {clean(check.where)}", ""
     if check.figures:
-        yield "  " + ", ".join(f"{key} {_number(value)}" for key, value in check.figures.items()), "dim"
+        yield (
+            "  " + clean(", ".join(f"{key} {_number(value)}" for key, value in check.figures.items())),
+            "dim",
+        )
     if check.reproduce:
-        yield f"  reproduce: {check.reproduce}", "cyan"
+        yield f"  reproduce: {clean(check.reproduce)}", "cyan"
 
 
 def cost_line(cost: dict[str, Any]) -> str:
@@ -138,14 +142,14 @@ def _skipped(outcome: Outcome) -> Iterator[str]:
         name, _, reason = item.partition(": ")
         by_reason.setdefault(reason, []).append(name)
     for reason, names in by_reason.items():
-        yield f"{outcome.request.family}: not traced ({reason}): {', '.join(names)}"
+        yield clean(f"{outcome.request.family}: not traced ({reason}): {', '.join(names)}")
 
 
 def _status_counts(result: Result) -> str:
     counts = {word: sum(c.status == status for c in result.checks) for status, word in _STATUS_WORDS.items()}
     shown = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     first = next((c for c in result.checks if c.status == "not-run"), None)
-    why = f"; {first.code} was not run: {first.reason}" if first is not None else ""
+    why = f"; {first.code} was not run: {clean(first.reason)}" if first is not None else ""
     return f"partial: {shown}{why}"
 
 

@@ -25,7 +25,9 @@ Blocks = Annotated[int, typer.Option("--blocks", min=2, help="Pairs of blocks at
 Tokens = Annotated[int, typer.Option("--block-tokens", min=2, help="Tokens a block.")]
 Generate = Annotated[int, typer.Option("--generate", min=0, help="Also a whole generation up to N tokens.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Of random weights: float32, bfloat16 or float16.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of weights, tokens and cache contents.")]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=_choices.MOST_SEED, help="Of weights, tokens and cache contents.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Write as JSON to stdout.")]
 
 

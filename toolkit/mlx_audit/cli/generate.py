@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mlx_audit.cli import _console
+from mlx_audit.cli import _choices, _console
 from mlx_audit.errors import MlxAuditError, NotCompileCapable, TargetError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Prompt = Annotated[str, typer.Option("--prompt", help="What to say to the model;
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")]
 Temp = Annotated[float, typer.Option("--temp", min=0.0, help="Temperature; 0 takes the likeliest token.")]
 TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0, help="Nucleus sampling, below 1.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Of sampling.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=_choices.MOST_SEED, help="Of sampling.")]
 Json = Annotated[bool, typer.Option("--json", help="Write one result as JSON to stdout, nothing else.")]
 
 
@@ -50,7 +50,7 @@ def generate(
         answer.prepare(temp, top_p, seed)
     for part in answer.parts():
         if not json:
-            print(part, end="", flush=True)
+            _console.answer(part)
     if json:
         _console.print_json({"model": model, **answer.to_dict()})
     else:

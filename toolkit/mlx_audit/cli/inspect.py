@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_audit.cli import _console
+from mlx_audit.cli import _choices, _console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlx_audit.audit.inspection import Inspection
+    from mlx_audit.audit.inspected import Inspection
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="A family, manifest, model .py file, or checkpoint.")
 ]
 Config = Annotated[Path | None, typer.Option("--config", help="A config.json instead of the manifest's own.")]
 Json = Annotated[bool, typer.Option("--json", help="Write as JSON to stdout.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that it may take.")]
 
 STRIP = {
     "linear": ("█", "blue"),
@@ -36,19 +35,19 @@ STRIP = {
 _UNKNOWN = ("?", "bold red")
 
 
-def inspect(target: Target, config: Config = None, json: Json = False) -> int:
+def inspect(target: Target, config: Config = None, json: Json = False, timeout: Timeout = 600.0) -> int:
     """Show the topology as a layer strip, the cost of a step, and what a trace finds; nothing is judged."""
+    from mlx_audit.audit.inspecting import inspect_in_child
+    from mlx_audit.audit.request import Options, Request
+    from mlx_audit.models.target import resolve_target
+
+    _choices.seconds("--timeout", timeout)
+    resolved = resolve_target(_choices.target(target), config)
+    request = Request.of(resolved, Options(tiers=["static", "trace"]), config)
+    inspections, printed = inspect_in_child(request, timeout)
     # What the model's code prints must not mix with the answer.
-    with contextlib.redirect_stdout(sys.stderr):
-        from mlx_audit.models.target import resolve_target
-
-        resolved = resolve_target(target, config)
-        from mlx_audit.models.modules import defer_mlx_lm
-
-        defer_mlx_lm()
-        from mlx_audit.audit.inspection import inspect_target
-
-        inspections = inspect_target(resolved)
+    for line in printed.splitlines():
+        _console.note(line)
     if json:
         _console.print_json({"target": target, "inspections": [item.to_dict() for item in inspections]})
     else:

@@ -33,7 +33,9 @@ Tier = Annotated[
 Only = Annotated[list[str] | None, typer.Option("--only", help="Only these checks; commas allowed.")]
 Profile = Annotated[str, typer.Option("--profile", help="How much to do: quick, ci or nightly.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Of the tiny models: float32, bfloat16 or float16.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of weights, tokens and properties.")]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=_choices.MOST_SEED, help="Of weights, tokens and properties.")
+]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the results; - is stdout.")]
 Record = Annotated[bool, typer.Option("--record", help="Store the evidence of claims that hold.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that one target may take.")]
@@ -58,6 +60,8 @@ def run(
     from mlx_audit.audit.process import Child
 
     started = time.perf_counter()
+    _choices.seconds("--timeout", timeout)
+    _choices.require_temporary_folder()
     # The child's imports take as long as ours; so it starts before anything is looked at.
     child = Child()
     try:
@@ -65,7 +69,8 @@ def run(
         requests = _requests(targets or [], all, config, options)
         if record:
             _require_recordable(requests)
-        _require_writable(json)
+        if json not in (None, "-"):
+            _choices.output("--json", json)
         outcomes = _audit(requests, jobs, timeout, child)
     finally:
         child.kill()
@@ -105,19 +110,16 @@ def _requests(targets: list[str], every: bool, config: Path | None, options: Opt
         )
     if config is not None and every:
         raise MlxAuditError("--config does not go with --all", fix="name the target that it is for")
-    return [Request.of(resolve_target(name, config), options, config) for name in names]
+    return [Request.of(resolve_target(_choices.target(name), config), options, config) for name in names]
 
 
 def _require_recordable(requests: list[Request]) -> None:
-    from mlx_audit.audit.recording import require_recordable
+    from mlx_audit.audit.recording import record_folder, require_recordable
+    from mlx_audit.evidence.records import require_writable
 
     for request in requests:
         require_recordable(request)
-
-
-def _require_writable(json: str | None) -> None:
-    if json is not None and json != "-" and not Path(json).absolute().parent.is_dir():
-        raise MlxAuditError("no such folder", where=f"--json {json}")
+    require_writable(record_folder())
 
 
 def _audit(requests: list[Request], jobs: int | None, timeout: float, child: Child) -> list[Outcome]:
@@ -143,6 +145,8 @@ def _report(outcomes: list[Outcome], options: Options, json: str | None, record:
     for outcome in outcomes:
         if outcome.failed is not None:
             _console.note(f"error: {outcome.failed.message}")
+        elif options.partial and not any(result.checks for result in outcome.results):
+            _console.note(f"{outcome.request.text}: no check is both of these tiers and named by --only")
     if record:
         _record(outcomes)
     seconds = time.perf_counter() - started

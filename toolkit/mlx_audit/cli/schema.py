@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mlx_audit.cli import _console
+from mlx_audit.cli import _choices, _console
 from mlx_audit.errors import MlxAuditError
 
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.")]
@@ -45,16 +43,9 @@ def _compare(path: Path, text: str) -> int:
 
 def _write(path: Path, text: str) -> None:
     """Write all or nothing: a killed run leaves the old file."""
+    from mlx_audit.evidence.records import write_atomically
+
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_atomically(_choices.output("-o", path), text)
     except OSError as error:
         raise MlxAuditError("the file cannot be written", where=str(path), found=error.strerror) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            os.fchmod(stream.fileno(), 0o644)
-        Path(name).replace(path)
-    except OSError as error:
-        raise MlxAuditError("the file cannot be written", where=str(path), found=error.strerror) from None
-    finally:
-        Path(name).unlink(missing_ok=True)

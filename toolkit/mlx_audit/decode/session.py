@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -75,6 +76,8 @@ class CompiledDecodeSession:
         self._calls = 0
         self._warns = evidence == "required"
         self._broken: BaseException | None = None
+        # The choice of a step that `generate` has started although its token is not handed out yet.
+        self._ahead: mx.array | None = None
 
     @property
     def position(self) -> int:
@@ -295,18 +298,77 @@ class CompiledDecodeSession:
         self, ids: mx.array, count: int, sampler: Sampler | None, stop_tokens: frozenset[int]
     ) -> Iterator[int]:
         logits = self.extend(ids) if self._position else self.prefill(ids)
-        for index in range(count):
-            sampled = (
-                sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-                if sampler
-                else mx.argmax(logits, -1)
-            )
-            token = host_int(sampled)
-            if token in stop_tokens:
-                return
-            yield token
-            if index + 1 < count:
-                logits = self.step([token])
+        choice = _chosen(logits, sampler)
+        runs_ahead = sampler is None and all(cache.rewinds for cache in self._step.caches)
+        try:
+            for index in range(count):
+                more = index + 1 < count
+                following: mx.array | Exception | None = None
+                if more and runs_ahead:
+                    try:
+                        following = self._run_ahead(choice)
+                    except Exception as error:  # it belongs to the next token, which may not be wanted
+                        following = error
+                token = host_int(choice) if self._ahead is None else self._read(choice)
+                if token in stop_tokens:
+                    return
+                yield token
+                if isinstance(following, Exception):
+                    raise following
+                if following is not None and following is self._ahead:
+                    self._ahead, choice = None, following
+                    self._position += 1
+                elif more:
+                    choice = _chosen(self.step([token]), sampler)
+        finally:
+            self._settle()
+
+    def _run_ahead(self, token: mx.array) -> mx.array:
+        """Start the step that feeds `token`, which may still be under way, and return its greedy choice, unevaluated.
+
+        The host prepares one step while the device computes the last. Until the token is known not to end the text,
+        the session stands before it: `_settle` takes the step back.
+        """
+        self._reserve(1, "generate")
+        state = self._require_state("generate")
+        logits, new = self._compiled(1)(self._step.parameters(), state, token)
+        following = _chosen(logits, None)
+        del state, logits
+        self._state = None
+        with self._closing():
+            mx.async_eval(following, new)
+        self._state, self._ahead = new, following
+        return following
+
+    def _settle(self) -> None:
+        """Take a step back that ran ahead of the tokens handed out."""
+        if self._ahead is None or self._state is None:
+            return
+        self._ahead = None
+        with self._closing():
+            caches = self._over(self._state)
+            for cache in caches:
+                cache.trim(1)
+            self._state = [cache.state for cache in caches]
+
+    def _read(self, choice: mx.array) -> int:
+        with self._closing():
+            return host_int(choice)
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Close the session where an evaluation fails: the buffers that it was to go on with are given away."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken, self._state, self._ahead = error, None, None
+            if not isinstance(error, Exception):
+                raise
+            raise SessionBroken(
+                "the evaluation failed after the buffers were given away",
+                found=error,
+                fix="start a new session",
+            ) from error
 
     def _over(self, state: State) -> list[FixedCapacityCache]:
         """Return cache objects over a state; how many tokens they hold is read from their own positions."""
@@ -328,17 +390,8 @@ class CompiledDecodeSession:
     def _commit(self, logits: mx.array, state: State, count: int) -> None:
         """Evaluate and take over `state`; the old state is given away here, so a failure ends the session."""
         self._state = None
-        try:
+        with self._closing():
             mx.eval(logits, state)
-        except BaseException as error:
-            self._broken = error
-            if not isinstance(error, Exception):
-                raise
-            raise SessionBroken(
-                "the evaluation failed after the buffers were given away",
-                found=error,
-                fix="start a new session",
-            ) from error
         self._state = state
         self._position += count
 
@@ -359,12 +412,20 @@ class CompiledDecodeSession:
     def _require_open(self) -> None:
         if self._broken is not None:
             raise SessionBroken("the session is closed", found=self._broken, fix="start a new session")
+        self._settle()
 
     def _require_state(self, call: str) -> State:
         self._require_open()
         if self._state is None:
             raise SessionMisuse("nothing was prefilled yet", where=call, fix="call prefill(tokens) first")
         return self._state
+
+
+def _chosen(logits: mx.array, sampler: Sampler | None) -> mx.array:
+    """Return the next token `[1]`, unevaluated."""
+    if sampler is not None:
+        return sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    return mx.view(mx.argmax(logits, -1), mx.int32)
 
 
 def _require_positive(**sizes: Any) -> None:
@@ -378,11 +439,14 @@ def _require_positive(**sizes: Any) -> None:
 def _require_capacity(caches: list[FixedCapacityCache], max_tokens: int) -> None:
     """Refuse caches that hold less than was asked for: the session would count past their end."""
     for index, cache in enumerate(caches):
-        if cache.capacity < max_tokens:
+        short = [
+            array.shape[2] for array in cache.state if array.ndim == 4 and array.shape[2] < cache.capacity
+        ]
+        if cache.capacity < max_tokens or (cache.kind == "linear" and short):
             raise CapacityExceeded(
                 "the model's own cache is smaller than what was asked for",
                 where=f"new_fixed_capacity_cache({max_tokens})[{index}]",
-                found=f"{cache.capacity} tokens",
+                found=f"{min([cache.capacity, *short])} tokens",
                 allowed=f"{max_tokens} or more",
             )
 

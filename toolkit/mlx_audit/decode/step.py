@@ -10,6 +10,7 @@ import mlx.nn as nn
 
 from mlx_audit.adapters.module_state import ModuleState, Parameters, Slot
 from mlx_audit.caches import FixedCapacityCache
+from mlx_audit.decode.attention_cuda import position_bounded_attention
 from mlx_audit.decode.state import require_fixed_capacity
 
 State = list[list[mx.array]]
@@ -63,7 +64,8 @@ class DecodeStep:
             for slot, parameter in zip(slots, parameters, strict=True):
                 slot.container[slot.key] = parameter
             caches = [cache.with_state(arrays) for cache, arrays in zip(self.caches, state, strict=True)]
-            logits = run(self.model, tokens[:, None], caches)
+            with position_bounded_attention(caches):
+                logits = run(self.model, tokens[:, None], caches)
         except BaseException:
             before.restore(code=False)
             raise
@@ -74,7 +76,13 @@ class DecodeStep:
         before.undo(before.array_changes())
         before.rewind()
         written = (c.path for c in changes if given.get((id(c.container), c.key)) is not c.new)
-        self.written = list(dict.fromkeys(written))
+        kept = (
+            f"caches[{index}].{name}"
+            for index, (cache, bare) in enumerate(zip(caches, self.caches, strict=True))
+            for name in vars(cache).keys() - vars(bare).keys()
+            if name != "handed"
+        )
+        self.written = list(dict.fromkeys([*written, *kept]))
         return logits, [cache.state for cache in caches]
 
 

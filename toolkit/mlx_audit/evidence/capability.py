@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence.environment import backend
+from mlx_audit.evidence.live_code import foreign_code
 from mlx_audit.evidence.records import RecordError, find_record, search_path, staleness
 from mlx_audit.manifests import Manifest, find_manifest
 from mlx_audit.models.rope import rope_kind
@@ -31,7 +32,10 @@ def identify(model: Any) -> Identity:
     manifest = find_manifest(module)
     if manifest is None:
         raise NotCompileCapable(
-            "no manifest declares this model", where=module, fix="mlx-audit run MODEL.py --config config.json"
+            "no manifest declares this model",
+            where=module,
+            allowed="a model of mlx-lm whose family has a manifest",
+            fix="mlx-audit run MODEL.py --config config.json, then write a manifest for its family (CONTRIBUTING)",
         )
     arguments = model
     for name in manifest.arguments.split("."):
@@ -65,18 +69,23 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
     manifest, variant, arguments = identity
     here = backend()
 
+    kind = rope_kind(arguments)
+    declared = manifest.rope_kinds or ["default"]
+    fix = f"mlx-audit run {manifest.family} --record"
+    if manifest.variants[variant].claims.compiled_decode in ("undecided", "not-capable"):
+        claim = manifest.variants[variant].claims.compiled_decode
+        fix = f"decode eagerly: {manifest.path.name} claims {claim} for variant {variant}, until {fix} shows more"
+    elif kind not in declared:
+        fix = f"decode eagerly: {manifest.path.name} claims nothing for RoPE kind {kind}, until {fix} shows more"
+
     def refused(what: str, found: object = None) -> NotCompileCapable:
-        return NotCompileCapable(
-            what,
-            where=f"{manifest.family}, variant {variant}, backend {here}",
-            found=found,
-            fix=f"mlx-audit run {manifest.family} --record",
-        )
+        where = f"{manifest.family}, variant {variant}, backend {here}"
+        return NotCompileCapable(what, where=where, found=found, fix=fix)
 
     try:
         record = find_record(manifest.family, here, search_path(records))
     except RecordError as error:
-        raise refused("the record cannot be used", error) from error
+        raise refused("the record cannot be used", f"{error.where}: {error.what}") from error
     if record is None:
         raise refused("compiled decoding was not proved here: there is no record")
     if record.module != manifest.module:
@@ -89,8 +98,14 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
     verdict = recorded.verdict()
     if verdict.name not in ("capable", "limited"):
         raise refused(f"the variant is {verdict.name}", verdict.reason)
-    kind = rope_kind(arguments)
-    declared = manifest.rope_kinds or ["default"]
+    if foreign := foreign_code(model):
+        raise NotCompileCapable(
+            "the model runs code that the record does not speak of",
+            where=f"{manifest.family}, variant {variant}",
+            found="; ".join(foreign[:3]),
+            allowed="modules of mlx.nn and mlx-lm, as they are installed",
+            fix="audit the changed model as a file: mlx-audit run MODEL.py --config config.json",
+        )
     if kind not in declared or not recorded.proves_rope(kind, declared[0]):
         raise refused("this RoPE kind was not proved", kind)
     return identity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -162,7 +163,7 @@ def find_record(family: str, backend: str, folders: Sequence[Path]) -> Record | 
     """
     for folder in folders:
         path = record_path(folder, family, backend)
-        if path.is_file():
+        if _is_file(path):
             record = load_record(path)
             if (record.family, record.backend) != (family, backend):
                 raise RecordError(
@@ -248,16 +249,48 @@ def record_state(manifest: Manifest, variant: str) -> str:
 
 
 def write_record(record: Record, folder: Path) -> Path:
-    """Write a record below `folder`, atomically, and return its path."""
+    """Write a record below `folder`, atomically, and return its path.
+
+    Raises:
+        RecordError: it cannot be written there.
+    """
     path = record_path(folder, record.family, record.backend)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, record.to_json())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, record.to_json())
+    except OSError as error:
+        raise RecordError("the record cannot be written", where=str(path), found=error.strerror) from error
     return path
 
 
+def require_writable(folder: Path) -> None:
+    """Refuse a folder below which no record could be written; nothing is made.
+
+    Raises:
+        RecordError: it is no folder, nor can it be made one.
+    """
+    try:
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    except (OSError, ValueError) as error:
+        raise RecordError("no usable folder of records", where=str(folder), found=error) from error
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RecordError(
+            "records cannot be written here", where=str(folder), found=f"{there} is no writable folder"
+        )
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a killed run, sees the old file or the new one."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a text file so that a reader, or a killed run, sees the old file or the new one.
+
+    A link stays a link. What is no file, such as a pipe or a device, is written to, never replaced.
+    """
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        with path.open("w", encoding="utf-8") as file:
+            file.write(text)
+        return
+    path = path.resolve()
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".mlx-audit-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
@@ -268,6 +301,21 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _mode(path: Path) -> int | None:
+    """What kind of thing a path leads to; None when there is nothing."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise RecordError("the record cannot be read", where=str(path), found=error.strerror) from error
 
 
 def _self_digest(body: Mapping[str, Any]) -> str:

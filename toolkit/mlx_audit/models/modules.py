@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
+import traceback
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mlx_audit.errors import TargetError
+from mlx_audit.errors import TargetError, describe
 
 MODELS = "mlx_lm.models"
 _FILE_PREFIX = f"{MODELS}._mlx_audit_"
@@ -26,7 +29,10 @@ def import_model(module: str) -> ModuleType:
         return _checked(importlib.import_module(module), module)
     except ImportError as error:
         raise TargetError(
-            "the model module cannot be imported", where=module, found=error, fix="install a newer mlx-lm"
+            "the model module cannot be imported",
+            where=module,
+            found=describe(error),
+            fix="install a newer mlx-lm",
         ) from error
 
 
@@ -40,7 +46,7 @@ def import_file(path: Path) -> ModuleType:
     """
     defer_mlx_lm()
     importlib.import_module(MODELS)
-    name = f"{_FILE_PREFIX}{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError("not a Python file", where=str(path), allowed="a model file that ends in .py")
@@ -49,14 +55,12 @@ def import_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
         return _checked(module, str(path))
-    except TargetError:
-        raise
-    except Exception as error:
-        line = getattr(error.__traceback__ and error.__traceback__.tb_next, "tb_lineno", None)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name, None)
+        if isinstance(error, TargetError):
+            raise
         raise TargetError(
-            "the model file cannot be imported",
-            where=f"{path}:{getattr(error, 'lineno', None) or line or 1}",
-            found=f"{type(error).__name__}: {error}",
+            "the model file cannot be imported", where=f"{path}:{_line(path, error)}", found=describe(error)
         ) from error
 
 
@@ -83,6 +87,23 @@ def defer_mlx_lm() -> None:
 
     package.__dict__["__getattr__"] = load
     sys.modules["mlx_lm"] = package
+
+
+def _module_name(path: Path) -> str:
+    """A name for a file's module: dots in it would make parents, against which relative imports are resolved."""
+    stem = re.sub(r"\W", "_", path.stem)
+    # Two files whose names became the same are two modules.
+    return f"{_FILE_PREFIX}{stem}" + (
+        "" if stem == path.stem else f"_{zlib.crc32(path.stem.encode('utf-8', 'surrogateescape')):08x}"
+    )
+
+
+def _line(path: Path, error: BaseException) -> int:
+    """The last line of the file itself that was reached, or the one that could not be parsed."""
+    if isinstance(error, SyntaxError) and error.filename == str(path) and error.lineno:
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno for f in reversed(frames) if f.filename == str(path) and f.lineno), 1)
 
 
 def _checked(module: ModuleType, where: str) -> ModuleType:

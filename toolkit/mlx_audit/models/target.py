@@ -96,6 +96,16 @@ def _of_manifest(
 ) -> Target:
     file = manifest.path.parent / manifest.module if manifest.module.endswith(".py") else None
     module = None if file else manifest.module
+    if config is not None and module is not None and "model_type" in config:
+        served = f"mlx_lm.models.{mlx_lm_module(config, where=f'{name}.json: model_type')}"
+        if served != module:
+            raise TargetError(
+                "the configuration belongs to another family",
+                where=f"{name}.json: model_type",
+                found=f"{config['model_type']!r}, which mlx-lm builds with {served}",
+                allowed=f"what {module} serves",
+                fix=f"mlx-audit run {served.rsplit('.', 1)[-1]} --config {name}.json",
+            )
     return Target(
         text, kind, manifest.family, manifest, module=module, file=file, config=config, config_name=name
     )

@@ -18,6 +18,7 @@ CONSUMERS = {
     "Sin": "RoPE",
     "Select": "mask",
     "ScaledDotProductAttention": "attention",
+    "CustomKernel": "attention",
     "Softmax": "attention",
 }
 """What a primitive does in a decode step, for messages."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mlx_audit.decode import attention_cuda
 from mlx_audit.tracing.constants import Constant
 from mlx_audit.tracing.graph import Graph, Node, Value
 
@@ -48,7 +49,7 @@ def baked_arrays(graph: Graph, capacity: int, rung: int | None = None) -> list[s
         if _has(constant, capacity, rung) and len(constant.shape) >= 3
     ]
     for node in graph.nodes:
-        if node.primitive in _PRODUCTS | _WRITES | {_FUSED}:
+        if node.primitive in _PRODUCTS | _WRITES | {_FUSED} or _is_own_kernel(node):
             found += [
                 f"{node.primitive} reads a cache array {_form(value)} that descends from no input of the step"
                 for value in node.inputs
@@ -185,7 +186,11 @@ def _readers(graph: Graph, name: str, axes: tuple[int, int]) -> Iterator[Node]:
     while waiting:
         current, products = waiting.pop()
         for node in graph.users.get(current, ()):
-            if node.primitive == _FUSED or (node.primitive == "Softmax" and products == 1):
+            if (
+                node.primitive == _FUSED
+                or _is_own_kernel(node)
+                or (node.primitive == "Softmax" and products == 1)
+            ):
                 yield node
                 continue
             passed = products + (node.primitive in _PRODUCTS)
@@ -231,6 +236,8 @@ def _is_masked(graph: Graph, attention: Node, rung: int) -> bool:
     def masks(value: Value) -> bool:
         return rung in value.shape and graph.descends(value.name, where)
 
+    if _is_own_kernel(attention):
+        return _stops_at_position(graph, attention, where)
     if attention.primitive == _FUSED:
         return any(masks(value) and len(value.shape) == 4 for value in attention.inputs[3:])
     waiting, seen = [attention.inputs[0].name], set[str]()
@@ -247,6 +254,25 @@ def _is_masked(graph: Graph, attention: Node, rung: int) -> bool:
                 seen.add(value.name)
                 waiting.append(value.name)
     return False
+
+
+def _is_own_kernel(node: Node) -> bool:
+    """Return whether a node is the attention kernel for CUDA, which needs no mask."""
+    return node.primitive == "CustomKernel" and attention_cuda.NAME in str(node.arguments[0])
+
+
+def _stops_at_position(graph: Graph, kernel: Node, where: list[Value]) -> bool:
+    """Return whether the kernel gets, as it came in, the position of the cache whose buffers it reads."""
+    if len(kernel.inputs) != 4:
+        return False
+    sources = []
+    for value in kernel.inputs[1:3]:
+        while (node := graph.producer.get(value.name)) is not None and node.primitive in _WRITES:
+            value = node.inputs[0]
+        sources.append(next((own.path for own in graph.state_inputs if own.name == value.name), ""))
+    position = next((own.path for own in where if own.name == kernel.inputs[3].name), "")
+    caches = {path.rsplit(".", 1)[0] for path in (*sources, position)}
+    return len(caches) == 1 and caches != {""}
 
 
 def _is_additive_mask(graph: Graph, value: Value) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from mlx_audit.adapters import ModuleState, parameter_slots
 from mlx_audit.caches import handle
 from mlx_audit.tracing.graph import Graph
+from mlx_audit.tracing.sizes import in_symbols, other_sizes
 from mlx_audit.tracing.tracer import Event, StepTracer, changed_in_place, readable
 
 HISTORIES: tuple[tuple[int, ...], ...] = ((3,), (1,), (5, 4))
@@ -21,6 +23,8 @@ _LONG_BELOW = 6_000
 """Events of a graph that is small enough; the trace of a large one takes a good part of a second."""
 
 _MOST_DIFFERENCES = 3
+
+_LAYER = re.compile(r"\.\d+(?=\.)")
 
 _SMALL = 1 << 16
 """Larger parameters are matrices, which no forward updates; following their initializers would take time."""
@@ -66,9 +70,15 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
                 differences += _written("the step", tracer.written_in_place(first))
             else:
                 comparison = _Comparison(first, label)
-                tracer.events(state, comparison.receive)
+                tracer.events(state, lambda event, to=comparison: to.receive(readable(event)))  # type: ignore[misc]
                 differences += comparison.finish()
             differences += _written("the step", tracer.step.written)
+            differences += [f"the forward tries to read a traced value at {at}" for at in tracer.host_reads]
+            traces += 1
+    if len(first) <= _LONG_BELOW:
+        for capacity, rung in other_sizes(first):
+            pristine.restore()
+            differences += _at_size(tracer, capacity, rung, histories[0], first)
             traces += 1
     pristine.restore()
     leaked = [
@@ -76,8 +86,33 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
         for name, constant in graph.constants.items()
         if constant.leaked
     ]
-    named = list(dict.fromkeys(leaked + differences))
+    named = _grouped(leaked + differences)
     return TraceProof(graph, [_with_consumer(graph, text) for text in named], traces)
+
+
+def _grouped(findings: Sequence[str]) -> list[str]:
+    """Return each finding once, layers of the same kind as one, and changed constants before the rest."""
+    groups: dict[str, list[str]] = {}
+    for text in findings:
+        groups.setdefault(_LAYER.sub(".*", text), []).append(text)
+    told = [
+        same[0] if len(set(same)) == 1 else f"{pattern} ({len(set(same))} places)"
+        for pattern, same in groups.items()
+    ]
+    return sorted(told, key=lambda text: not text.startswith("constant"))
+
+
+def _at_size(
+    tracer: StepTracer, capacity: int, rung: int, history: Sequence[int], first: Sequence[Event]
+) -> list[str]:
+    """Trace at another capacity and rung; but for these two sizes, the graph must be the same."""
+    other = StepTracer(
+        tracer.model, tracer.provider, capacity=capacity, rung=rung, batch_size=tracer.batch_size
+    )
+    symbolic, own = in_symbols(tracer), in_symbols(other)
+    comparison = _Comparison([symbolic(event) for event in first], f"capacity {capacity}, rung {rung}")
+    other.events(other.state_after(history), lambda event: comparison.receive(own(readable(event))))
+    return comparison.finish()
 
 
 def _written(who: str, paths: Sequence[str]) -> list[str]:
@@ -96,14 +131,14 @@ class _Comparison:
         self._lost = False
 
     def receive(self, event: Event) -> None:
-        """Take the next event."""
+        """Take the next event, readable."""
         index, self._index = self._index, self._index + 1
         if self._lost or len(self._found) >= _MOST_DIFFERENCES:
             return
         if index >= len(self._first):
             self._lose(f"more primitives, from {event.get('name', event['type'])} on")
             return
-        event, wanted = readable(event), self._first[index]
+        wanted = self._first[index]
         if event != wanted:
             self._differ(wanted, event)
 

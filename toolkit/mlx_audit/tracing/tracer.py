@@ -21,6 +21,8 @@ from mlx_audit.decode import DecodeStep, State
 from mlx_audit.errors import MlxAuditError
 from mlx_audit.tracing.constants import dtype_name, read_constant
 from mlx_audit.tracing.graph import Graph, Node, Value
+from mlx_audit.tracing.host_reads import watched
+from mlx_audit.tracing.paths import short_path
 
 PRIME_CAPACITY = 4099
 """A capacity that is prime, so that no other axis of a model is taken for it."""
@@ -64,6 +66,9 @@ class StepTracer:
         batch_size: int = 1,
     ) -> None:
         self.model = model
+        self.provider = provider
+        self.host_reads: list[str] = []
+        """Reads of a traced value that the last trace's forward tried, as `file:line: read`."""
         self.capacity = capacity
         self.batch_size = batch_size
         self.rung = min(rung, capacity)
@@ -112,7 +117,8 @@ class StepTracer:
 
         leaves = [array for arrays in state for array in arrays]
         try:
-            with _exportable():
+            self.host_reads.clear()
+            with _exportable(), watched(self.host_reads):
                 mx.export_function(
                     receive, flat, *parameters, *leaves, mx.zeros((self.batch_size,), mx.int32)
                 )
@@ -206,12 +212,6 @@ def source_line(error: BaseException) -> str | None:
         if not path.is_relative_to(own) and not path.is_relative_to(framework):
             return f"{short_path(path)}:{frame.lineno}"
     return None
-
-
-def short_path(path: Path) -> str:
-    """Return a path from the installed package on, such as `mlx_lm/models/llama.py`; others keep their name."""
-    parts = path.parts
-    return "/".join(parts[parts.index("mlx_lm") :]) if "mlx_lm" in parts else path.name
 
 
 def _value(item: tuple[str, tuple[int, ...], mx.Dtype], path: str = "") -> Value:

@@ -1,0 +1,79 @@
+"""Far positions: what differs only after hundreds or thousands of tokens."""
+
+from __future__ import annotations
+
+from mlx_audit.checks.base import Check, CheckFailed, Figures
+from mlx_audit.checks.runs import Comparer, Eager, session_for, teacher_tokens
+from mlx_audit.checks.subject import Subject
+from mlx_audit.decode.ladder import rung_for
+
+_CHUNK = 2048
+"""Tokens a chunk of prefill, in mlx-lm and here."""
+
+_EXTENSIONS = (65, 257)
+"""Multi-token continuations: longer than any that the other checks feed, and across a rung."""
+
+
+class LatePositions(Check):
+    """Logits equal eager decoding at far positions, across the edges of rungs, and for long continuations.
+
+    What it does:
+        Reads prompts of 250 and 1,100 tokens (4,090 too in the profiles ci and nightly), takes compiled steps that
+        cross from one rung to the next, and continues with 65 and 257 tokens at once; compares with eager decoding.
+        There is one trace a rung.
+
+    Why:
+        Eager decoding gives the model a host integer, and code may branch on it: `if offset > 1000`. Compiled decoding
+        gives it an array, and the branch is never taken. A threshold on the length of the keys sees the rung instead.
+        Neither shows at the few dozen positions of the other checks.
+
+    Example:
+        logits differ at step 1 after a prompt of 1100, capacity 1300
+
+    How to fix:
+        Compute with the position as an array (`mx.where`), at every position alike; never branch on its type or value,
+        nor on the number of keys.
+
+    Sources:
+        mlx_lm/models/ministral3.py (attention scale by position); rope_utils.py DynamicNTKScalingRoPE
+    """
+
+    code = "PAR007"
+    tier = "numeric"
+    requires = ("PAR001", "PAR003")
+    repeated = False
+
+    def run(self, subject: Subject) -> Figures:
+        comparer = Comparer(subject.tolerance)
+        rungs = 0
+        for prompt, steps, capacity in subject.amounts.late:
+            rungs += self._one(subject, comparer, prompt, steps, capacity)
+        return {
+            **comparer.figures(),
+            "prompts": [prompt for prompt, *_ in subject.amounts.late],
+            "rungs": rungs,
+        }
+
+    @staticmethod
+    def _one(subject: Subject, comparer: Comparer, prompt: int, steps: int, capacity: int) -> int:
+        tokens = teacher_tokens(subject, capacity, stream=19)
+        session, eager = session_for(subject, capacity, prefill_step_size=_CHUNK), Eager(subject.model)
+        label = f"a prompt of {prompt}, capacity {capacity}"
+        want = eager.feed(tokens[:prompt], chunk=_CHUNK)
+        comparer.check(session.prefill([tokens[:prompt]]), want, f"prefill of {label}")
+        at, rungs = prompt, set[int]()
+        for length in [*[1] * steps, *_EXTENSIONS, 1]:
+            piece = tokens[at : at + length]
+            if len(piece) < length:
+                break
+            got = session.step(piece) if length == 1 else session.extend([piece])
+            comparer.check(got, eager.feed(piece), f"{length} more at position {at} after {label}")
+            at += length
+            rungs |= {rung_for(at, capacity)} if length == 1 else set()
+        if session.trace_count != len(rungs):
+            raise CheckFailed(
+                f"traced {session.trace_count} times on {len(rungs)} rungs after {label}: "
+                + "; ".join(session.retrace_reasons[:2]),
+                figures=comparer.figures(),
+            )
+        return len(rungs)
