@@ -25,9 +25,20 @@ __all__ = [
 
 def cache_class(kind: str) -> type[FixedCapacityCache] | None:
     """Return the cache class of a manifest kind such as `linear`, or None where there is none yet."""
-    return next((cls for cls in FixedCapacityCache.__subclasses__() if cls.kind == kind), None)
+    return next((cls for cls in _classes() if cls.kind == kind), None)
 
 
 def kind_of(native: object) -> str | None:
     """Return the manifest kind that stands in for an mlx-lm cache, by its exact class; None for an unknown class."""
-    return next((cls.kind for cls in FixedCapacityCache.__subclasses__() if cls.native is type(native)), None)
+    return next((cls.kind for cls in _classes() if cls.native is type(native)), None)
+
+
+def _classes() -> list[type[FixedCapacityCache]]:
+    """Return the classes of this package; a user's subclass of one of them takes nobody's place."""
+    found: list[type[FixedCapacityCache]] = []
+    waiting = FixedCapacityCache.__subclasses__()
+    while waiting:
+        cls = waiting.pop(0)
+        found += [cls] if cls.__module__.startswith(f"{__name__}.") else []
+        waiting += cls.__subclasses__()
+    return found

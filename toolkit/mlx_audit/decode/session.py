@@ -39,7 +39,7 @@ class CompiledDecodeSession:
         batch_size: Rows decoded side by side.
         evidence: `required` refuses a model whose variant has no valid record for this backend; `ignore` is for
             the audit itself and for experiments.
-        records: Folder of records to read instead of the shipped ones.
+        records: Folder of records to look in first; `$MLX_AUDIT_RECORDS` and the shipped ones come after it.
         prefill_step_size: Tokens a chunk of prefill, as in mlx-lm.
 
     Raises:
