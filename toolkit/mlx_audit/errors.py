@@ -40,7 +40,11 @@ def describe(error: BaseException) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"
+    """Keep the beginning and the end: after a long path stands what is wrong with it."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    return f"{text[: limit - tail]}… ({len(text) - limit:,} more characters) …{text[-tail:]}"
 
 
 def _escaped(match: re.Match[str]) -> str:

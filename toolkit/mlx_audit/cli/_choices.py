@@ -71,7 +71,7 @@ def output(option: str, path: str | Path) -> Path:
     if place.is_dir():
         raise MlxAuditError("this is a folder", where=f"{option} {path}", allowed="the name of a file")
     if not place.parent.is_dir():
-        raise MlxAuditError("no such folder", where=f"{option} {path}")
+        raise MlxAuditError("it cannot be written", where=f"{option} {path}", found="no such folder")
     writable = os.access(place if place.exists() else place.parent, os.W_OK)
     if not writable:
         raise MlxAuditError("it cannot be written", where=f"{option} {path}", found="no permission")

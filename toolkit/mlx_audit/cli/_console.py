@@ -6,6 +6,7 @@ Colour only on a terminal, and not with `NO_COLOR` or `CI` set; away from a term
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -116,6 +117,9 @@ def open_streams() -> bool:
     sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # such as a locale that has only ASCII
     return 1 not in closed
 
 

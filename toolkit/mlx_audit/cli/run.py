@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlx_audit.audit.process import Child
     from mlx_audit.audit.request import Options, Request
     from mlx_audit.audit.runner import Outcome
+    from mlx_audit.evidence.results import Result
 
 Targets = Annotated[
     list[str] | None,
@@ -145,7 +146,7 @@ def _report(outcomes: list[Outcome], options: Options, json: str | None, record:
     for outcome in outcomes:
         if outcome.failed is not None:
             _console.note(f"error: {outcome.failed.message}")
-        elif options.partial and not any(result.checks for result in outcome.results):
+        elif options.partial and all(_is_empty(result) for result in outcome.results):
             _console.note(f"{outcome.request.text}: no check is both of these tiers and named by --only")
     if record:
         _record(outcomes)
@@ -155,6 +156,11 @@ def _report(outcomes: list[Outcome], options: Options, json: str | None, record:
         file=sys.stderr if json == "-" else sys.stdout,
     )
     return code
+
+
+def _is_empty(result: Result) -> bool:
+    """Whether nothing was selected for it; a target that died has no checks either, but a verdict."""
+    return not result.checks and result.verdict == "undecided"
 
 
 def _write_json(file: str, outcomes: list[Outcome]) -> None:

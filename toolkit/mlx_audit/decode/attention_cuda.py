@@ -31,6 +31,7 @@ _ALONE = 2048
 
 _MOST_SPLITS = 32
 _TRACING = threading.RLock()
+_thread = threading.local()
 _fast: Any = mx.fast
 _mlx_attention = _fast.scaled_dot_product_attention
 
@@ -258,9 +259,8 @@ def position_bounded_attention(caches: Sequence[FixedCapacityCache]) -> Iterator
             )
             return unfused
         handed: Any = owner.handed
-        out, following = attend(
-            queries, owner.keys, owner.values, handed.position, float(scale), rung=keys.shape[2]
-        )
+        rung = 0 if getattr(_thread, "unsplit", False) else keys.shape[2]
+        out, following = attend(queries, owner.keys, owner.values, handed.position, float(scale), rung=rung)
         owner.advance_to(following)
         return out
 
@@ -272,6 +272,17 @@ def position_bounded_attention(caches: Sequence[FixedCapacityCache]) -> Iterator
             _fast.scaled_dot_product_attention = _mlx_attention
             for entry in caches:
                 entry.handed = None
+
+
+@contextmanager
+def unsplit() -> Iterator[None]:
+    """Take one kernel at every rung, as the trace proof does, which asks for the same graph at all sizes."""
+    before = getattr(_thread, "unsplit", False)
+    _thread.unsplit = True
+    try:
+        yield
+    finally:
+        _thread.unsplit = before
 
 
 def attend(

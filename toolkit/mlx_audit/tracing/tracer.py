@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import inspect
 import os
 import traceback
@@ -17,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import mlx_audit
 from mlx_audit.adapters import FixedCapacityKVCacheProviding, parameter_slots
-from mlx_audit.decode import DecodeStep, State
+from mlx_audit.decode import DecodeStep, State, attention_cuda
 from mlx_audit.errors import MlxAuditError
 from mlx_audit.tracing.constants import dtype_name, read_constant
 from mlx_audit.tracing.graph import Graph, Node, Value
@@ -118,7 +119,7 @@ class StepTracer:
         leaves = [array for arrays in state for array in arrays]
         try:
             self.host_reads.clear()
-            with _exportable(), watched(self.host_reads):
+            with _exportable(), watched(self.host_reads), attention_cuda.unsplit():
                 mx.export_function(
                     receive, flat, *parameters, *leaves, mx.zeros((self.batch_size,), mx.int32)
                 )
@@ -198,7 +199,10 @@ def changed_in_place(kept: Sequence[tuple[str, mx.array, mx.array]]) -> list[str
 
 
 def readable(event: Event) -> Event:
-    """Return an event whose constants are values that can be compared and kept."""
+    """Return an event whose constants can be compared and kept; a kernel's source becomes its digest."""
+    if event.get("name") == "CustomKernel":
+        name, source, *rest = event["arguments"]
+        return {**event, "arguments": [name, hashlib.sha256(source.encode()).hexdigest()[:16], *rest]}
     if event["type"] != "constants":
         return event
     return {**event, "constants": [(name, read_constant(array)) for name, array in event["constants"]]}
