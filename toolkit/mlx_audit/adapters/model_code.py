@@ -181,7 +181,6 @@ def inner(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if is_model_code(value.__module__):
             yield from roots(value)
     elif is_model_code(type(value).__module__):
-        yield from roots(type(value))
         slots = [name for base in type(value).__mro__ for name in _slots_of(base)]
         if slots:
             yield path, Attributes(value, slots)

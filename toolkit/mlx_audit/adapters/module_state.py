@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_audit.adapters.model_code import View, inner, is_model_code
+from mlx_audit.adapters.model_code import View, inner, is_model_code, roots
 from mlx_audit.caches import handle
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
@@ -183,9 +183,7 @@ class ModuleState:
 
         MLX keeps a module's arrays apart from its Python attributes, so `None` that became an array is two changes.
         """
-        found = self.changes()
-        paths = {change.path for change in found if change.concerns_arrays}
-        return [change for change in found if change.path in paths]
+        return of_arrays(self.changes())
 
     def restore(self, *, code: bool = True) -> None:
         """Undo all changes, those made inside an array too.
@@ -194,8 +192,9 @@ class ModuleState:
             code: Also those of Python values in globals, classes and closures; a session leaves them alone, since
                 others may write there. Arrays are always put back.
         """
-        arrays = {change.path for change in self.array_changes()}
-        self.undo(change for change in self.changes() if code or change.path in arrays or not change.of_code)
+        found = self.changes()
+        arrays = {change.path for change in of_arrays(found)}
+        self.undo(change for change in found if code or change.path in arrays or not change.of_code)
         self.rewind()
 
     def rewind(self) -> None:
@@ -238,9 +237,19 @@ def _containers(model: nn.Module) -> Iterator[tuple[str, Any]]:
             if isinstance(value, View):
                 continue
         stack += inner(path, value)
+        # A class has thousands of instances in a large model, and is looked at once.
+        if type(value) not in seen and not isinstance(value, type) and is_model_code(type(value).__module__):
+            seen.add(type(value))
+            stack += roots(type(value))
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict) and _is_open(value):
             stack.append((path, attributes))
+
+
+def of_arrays(changes: list[Change]) -> list[Change]:
+    """Return the changes at places where an array came or went, both halves of each."""
+    paths = {change.path for change in changes if change.concerns_arrays}
+    return [change for change in changes if change.path in paths]
 
 
 def _is_open(value: Any) -> bool:

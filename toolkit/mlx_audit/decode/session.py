@@ -1,7 +1,7 @@
 """CompiledDecodeSession: eager prefill, one compiled step a token, and a host that counts before it dispatches.
 
-Longer than other files here: all of it guards the same three things, the state, the position, and whether the session is
-still whole.
+Longer than other files here: all of it guards the same three things, the state, the position, and whether the session
+is still whole.
 """
 
 from __future__ import annotations

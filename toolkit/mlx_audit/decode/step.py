@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_audit.adapters.module_state import ModuleState, Parameters, Slot
+from mlx_audit.adapters.module_state import ModuleState, Parameters, Slot, of_arrays
 from mlx_audit.caches import FixedCapacityCache
 from mlx_audit.decode.attention_cuda import position_bounded_attention
 from mlx_audit.decode.state import require_fixed_capacity
@@ -73,7 +73,7 @@ class DecodeStep:
         changes = before.changes()
         # Arrays are placeholders now and must go. A Python value that the forward changed stays changed, as in eager
         # decoding, so that the trace proof can see its effect.
-        before.undo(before.array_changes())
+        before.undo(of_arrays(changes))
         before.rewind()
         written = (c.path for c in changes if given.get((id(c.container), c.key)) is not c.new)
         kept = (
