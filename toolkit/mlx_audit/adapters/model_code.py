@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -156,7 +156,7 @@ class Cells(View):
 def roots(cls: type) -> Iterator[tuple[str, Any]]:
     """Yield, with a name, what the code of a class can write besides its instances."""
     for base in (*cls.__mro__, *type.mro(type(cls))):
-        if not is_model_code(base.__module__):
+        if not _is_foreign(base.__module__):
             continue
         yield f"class {base.__qualname__}", Attributes(base, ())
         for name, method in vars(base).items():
@@ -203,7 +203,18 @@ def parts(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
         yield f"{path} defaults", function.__kwdefaults__
 
 
+@cache
 def is_model_code(module: str) -> bool:
-    """Return whether a module's name is that of a model, and not of MLX, Python or mlx-audit."""
+    """Return whether a module is model code: mlx-lm's, or a user's own file, but no other installed package."""
+    if not _is_foreign(module):
+        return False
+    if module.split(".")[0] == "mlx_lm":
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" not in file and "dist-packages" not in file
+
+
+def _is_foreign(module: str) -> bool:
+    """Return whether a module is neither MLX's, Python's nor mlx-audit's."""
     first = module.split(".")[0]
     return first not in _OTHERS and first not in sys.stdlib_module_names

@@ -238,7 +238,8 @@ def _containers(model: nn.Module) -> Iterator[tuple[str, Any]]:
                 continue
         stack += inner(path, value)
         # A class has thousands of instances in a large model, and is looked at once.
-        if type(value) not in seen and not isinstance(value, type) and is_model_code(type(value).__module__):
+        known = isinstance(value, nn.Module) or is_model_code(type(value).__module__)
+        if known and type(value) not in seen and not isinstance(value, type):
             seen.add(type(value))
             stack += roots(type(value))
         attributes = getattr(value, "__dict__", None)
