@@ -12,6 +12,8 @@ from mlx_audit.adapters.module_state import ModuleState
 from mlx_audit.caches import FixedCapacityCache, cache_class, kind_of
 from mlx_audit.errors import NotCompileCapable
 
+_PROBE = 8
+
 
 class GenericAdapter:
     """Makes fixed-capacity caches for a model from the kinds of its caches.
@@ -36,11 +38,12 @@ class GenericAdapter:
                 allowed=f"{len(self.kinds)} as declared",
                 fix="correct `topology:` in the manifest",
             )
-        # Head counts and widths are read off the arrays that lazy tokens leave behind; nothing is evaluated. Two, so
-        # that a forward which keeps something for single tokens (a mask) meets its first one in the step itself.
+        # Head counts and widths are read off the arrays that lazy tokens leave behind; nothing is evaluated. Several,
+        # so that a state of the last few ids has its full length, and that a forward which keeps something for single
+        # tokens (a mask) meets its first one in the step itself.
         before = ModuleState(self.model)
         try:
-            self.model(mx.zeros((batch_size, 2), mx.int32), cache=native)
+            self.model(mx.zeros((batch_size, _PROBE), mx.int32), cache=native)
         finally:
             before.restore()
         return [

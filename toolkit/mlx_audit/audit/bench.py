@@ -110,7 +110,7 @@ class Bench(CompiledDecodeSession):
     def adopt(self, native: Sequence[Any], position: int) -> None:
         """Take copies of the model's own caches over."""
         pairs = zip(self._step.caches, native, strict=True)
-        self._state = [type(cache).adopt(own, self.capacity).state for cache, own in pairs]
+        self._state = [cache.refilled(own).state for cache, own in pairs]
         mx.eval(self._state)
         self._position = position
 

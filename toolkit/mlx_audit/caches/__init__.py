@@ -39,6 +39,7 @@ def _classes() -> list[type[FixedCapacityCache]]:
     waiting = FixedCapacityCache.__subclasses__()
     while waiting:
         cls = waiting.pop(0)
-        found += [cls] if cls.__module__.startswith(f"{__name__}.") else []
+        own = cls.__module__.startswith(f"{__name__}.") and "kind" in vars(cls)
+        found += [cls] if own else []
         waiting += cls.__subclasses__()
     return found

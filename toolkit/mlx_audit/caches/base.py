@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import mlx.core as mx
+
+Role = Literal["buffer", "position", "recurrent"]
+"""What a state leaf is: slots written by index, the index itself, or a value that each step replaces as a whole."""
 
 
 def handle(array: mx.array) -> mx.array:
@@ -61,6 +64,12 @@ class FixedCapacityCache(ABC):
 
     capacity: int
     """Tokens, prompt included."""
+    slots: int = 0
+    """Slots of the buffers; 0 where attention reads none."""
+    rows: int = 1
+    """Rows decoded side by side."""
+    ragged: bool = False
+    """Whether the rows hold different numbers of tokens, padded on the left."""
     handed: Handed | None = None
     """Kept only while a step runs with an attention kernel of our own, which needs it: see `decode.attention_cuda`."""
 
@@ -68,6 +77,21 @@ class FixedCapacityCache(ABC):
     @abstractmethod
     def state(self) -> list[mx.array]:
         """All arrays that go into the compiled step and come out of it, in a fixed order."""
+
+    @property
+    @abstractmethod
+    def roles(self) -> list[Role]:
+        """What each array of `state` is."""
+
+    @property
+    def parts(self) -> list[FixedCapacityCache]:
+        """The caches that this one consists of: itself, or those inside a composite one."""
+        return [self]
+
+    @property
+    def extent(self) -> int:
+        """Slots that the next single token attends over: those of the rung, and no more than there are."""
+        return self.slots
 
     @abstractmethod
     def with_state(self, state: Sequence[mx.array], *, held: int | None = None) -> Self:
@@ -86,24 +110,6 @@ class FixedCapacityCache(ABC):
         """
         return self
 
-    @property
-    @abstractmethod
-    def offset(self) -> mx.array:
-        """Content position of the next token, int32, shape `[1]`; later updates don't alter a value already taken."""
-
-    @property
-    def slot(self) -> mx.array:
-        """Write index of the next token, int32, shape `[1]`; differs from `offset` in rings and under padding."""
-        return self.offset
-
-    @abstractmethod
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write `[B, heads, L, width]` keys and values at `slot`, advance, and return what attention reads."""
-
-    @abstractmethod
-    def make_mask(self, N: int, *, window_size: int | None = None, return_array: bool = True) -> mx.array:
-        """Return the boolean mask `[1 or B, 1, N, keys]` of the next `N` tokens; unwritten slots are false."""
-
     @classmethod
     @abstractmethod
     def like(cls, native: Any, max_tokens: int) -> Self:
@@ -114,13 +120,39 @@ class FixedCapacityCache(ABC):
     def adopt(cls, native: Any, max_tokens: int) -> Self:
         """Take over an eagerly prefilled mlx-lm cache; `native` is left as it was."""
 
+    @classmethod
+    @abstractmethod
+    def merge(cls, natives: Sequence[Any], max_tokens: int) -> Self:
+        """Take over the caches of rows that were prefilled alone, each of one row, as a ragged batch.
+
+        Rows are padded on the left, so that all write at the same slot: the longest row begins at slot 0.
+
+        Raises:
+            ShapeMismatch: this kind cannot hold rows of different length.
+        """
+
+    def refilled(self, native: Any) -> Self:
+        """Return a cache of this one's form that has taken `native` over."""
+        return type(self).adopt(native, self.capacity)
+
+    def merged(self, natives: Sequence[Any]) -> Self:
+        """Return a ragged batch of this one's form that has taken the rows `natives` over."""
+        return type(self).merge(natives, self.capacity)
+
+    @abstractmethod
+    def padded(self) -> Self:
+        """Return a cache of this one's form, as a ragged batch has it; its content means nothing."""
+
     @abstractmethod
     def to_native(self) -> Any:
         """Return the mlx-lm cache with the same content."""
 
     @abstractmethod
-    def count(self) -> int:
-        """Return the tokens held, read from the position; from then on the cache refuses what does not fit."""
+    def count(self) -> int | None:
+        """Return the tokens held, padding included, read from the position; None where a cache has no position.
+
+        From then on the cache refuses what does not fit.
+        """
 
     @abstractmethod
     def trim(self, n: int) -> int:

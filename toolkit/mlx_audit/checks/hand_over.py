@@ -100,10 +100,7 @@ class HandOff(Check):
         before = state_bytes(session.state)
         handed = Eager(subject.model, cache=[cache.to_native() for cache in session.caches])
         adopted = session.with_state(
-            [
-                type(cache).adopt(own, session.capacity).state
-                for cache, own in zip(session.caches, eager.cache, strict=True)
-            ]
+            [cache.refilled(own).state for cache, own in zip(session.caches, eager.cache, strict=True)]
         )
         for step, token in enumerate(forced[3:], start=1):
             want = eager.feed([token])

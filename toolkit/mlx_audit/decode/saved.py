@@ -14,7 +14,6 @@ import mlx.core as mx
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from mlx_audit.caches import host_int
 from mlx_audit.decode.step import DecodeStep, State
 from mlx_audit.errors import SavedSessionInvalid
 
@@ -33,6 +32,7 @@ class SavedState:
     batch_size: int
     position: int
     kinds: list[str]
+    ragged: bool
     module: str
     weights: str
     arrays: dict[str, mx.array]
@@ -66,8 +66,9 @@ class SavedState:
                         f"array {name} holds values that are not finite", None, "finite numbers"
                     )
                 arrays.append(array)
-            position = host_int(cache.with_state(arrays).offset)
-            self._require(f"position of cache {index}", position, self.position)
+            held = cache.with_state(arrays).count()
+            if held is not None:
+                self._require(f"position of cache {index}", held, self.position)
             state.append(arrays)
         self._require("arrays", len(self.arrays), sum(len(arrays) for arrays in state))
         return state
@@ -88,9 +89,10 @@ def save_state(path: Path, step: DecodeStep, state: State, position: int) -> Non
     header = {
         "format": FORMAT,
         "capacity": step.caches[0].capacity,
-        "batch_size": state[0][0].shape[0],
+        "batch_size": next(cache.rows for cache in step.caches if cache.state),
         "position": position,
         "kinds": [cache.kind for cache in step.caches],
+        "ragged": any(cache.ragged for cache in step.caches),
         "module": type(step.model).__module__,
         "weights": weights_digest(step),
     }
@@ -169,16 +171,20 @@ def load_state(path: Path) -> SavedState:
     kinds = header.get("kinds")
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise invalid("`kinds` is not usable", kinds, "a list of cache kinds")
+    ragged = header.get("ragged", False)
+    if not isinstance(ragged, bool):
+        raise invalid("`ragged` is not usable", ragged, "true or false")
     arrays = mx.load(str(path), format="safetensors")
     if not isinstance(arrays, dict):
         raise invalid("not a dictionary of arrays")
-    rows = next((array.shape[:1] for name, array in arrays.items() if name == "0.0"), None)
-    if rows != (sizes["batch_size"],):
+    rows = {array.shape[0] for array in arrays.values() if array.ndim > 1}
+    if rows != {sizes["batch_size"]}:
         # Before any cache is made: what the file really holds bounds what it can ask for.
         raise invalid("`batch_size` is not that of the arrays", sizes["batch_size"], rows)
     return SavedState(
         path=path,
         kinds=kinds,
+        ragged=ragged,
         module=str(header.get("module")),
         weights=str(header.get("weights")),
         arrays=arrays,

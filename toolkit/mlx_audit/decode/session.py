@@ -30,6 +30,9 @@ from mlx_audit.evidence import require_capable
 Sampler = Callable[[mx.array], mx.array]
 """From log-probabilities `[1, vocabulary]` to token ids `[1]`, as mlx-lm's samplers are."""
 
+_KEEPS_ALL = ("linear", "quantized")
+"""Kinds that have a slot for every token of the text."""
+
 _MOST = 2**31
 """Positions are int32."""
 
@@ -73,8 +76,10 @@ class CompiledDecodeSession:
         self.batch_size = batch_size
         self._chunk = prefill_step_size
         self._vocabulary = _vocabulary(model)
-        self._step = DecodeStep(model, caches)
-        self._rungs: dict[int, CountedCompile] = {}
+        self._even = self._step = DecodeStep(model, caches)
+        # Slots that a step can attend over; without attention one trace serves every position.
+        self._slots = max((cache.slots for cache in caches), default=0)
+        self._rungs: dict[tuple[int, bool], CountedCompile] = {}
         self._state: State | None = None
         self._position = 0
         self._calls = 0
@@ -113,7 +118,9 @@ class CompiledDecodeSession:
 
         Args:
             tokens: Ids `[B, L]`.
-            lengths: Tokens of each row; rows of different length are refused for now.
+            lengths: How many tokens of each row count, from its first on; all L by default. Rows of different length
+                are read one by one, and then decoded side by side, padded on the left: each is what it would be
+                alone, and `position` is that of the longest.
 
         Returns:
             Logits `[B, vocabulary]` after the last token.
@@ -128,33 +135,55 @@ class CompiledDecodeSession:
                 fix="use extend(tokens), or a new session",
             )
         ids = self._tokens(tokens, None, "prefill")
-        full = [ids.shape[1]] * self.batch_size
-        if lengths is not None and integers(lengths, "prefill(lengths)") != full:
-            raise ShapeMismatch(
-                "rows of different length are not supported for this topology",
-                where="prefill(lengths)",
-                found=lengths,
-                allowed=full,
-            )
-        self._reserve(ids.shape[1], "prefill")
+        counts = self._lengths(lengths, ids.shape[1])
+        longest = max(counts)
+        self._reserve(longest, "prefill")
         before = ModuleState(self.model)
         try:
-            native = make_prompt_cache(self.model)
-            for start in range(0, ids.shape[1], self._chunk):
-                logits = run(self.model, ids[:, start : start + self._chunk], native)
-                mx.eval(logits, [cache.state for cache in native])
-            adopted = [
-                type(cache).adopt(own, self.capacity)
-                for cache, own in zip(self._step.caches, native, strict=True)
-            ]
-            state = [cache.state for cache in adopted]
-            del native, adopted
+            if len(set(counts)) == 1:
+                logits, native = self._read_eagerly(ids[:, :longest])
+                pairs = zip(self._even.caches, native, strict=True)
+                caches = [cache.refilled(own) for cache, own in pairs]
+            else:
+                logits, caches = self._read_rows(ids, counts)
+                native = None
+            step = self._even if native is not None else DecodeStep(self.model, caches)
+            state = [cache.state for cache in caches]
+            del native, caches
             mx.eval(state)
         except BaseException:
             before.restore(code=False)
             raise
-        self._state, self._position = state, ids.shape[1]
+        self._step, self._state, self._position = step, state, longest
         return logits
+
+    def _read_eagerly(self, ids: mx.array) -> tuple[mx.array, list[Any]]:
+        """Feed `ids` `[B, L]` to the model's own caches; return the logits after the last token, and the caches."""
+        native: list[Any] = make_prompt_cache(self.model)
+        for start in range(0, ids.shape[1], self._chunk):
+            logits = run(self.model, ids[:, start : start + self._chunk], native)
+            mx.eval(logits, [cache.state for cache in native])
+        return logits, native
+
+    def _read_rows(self, ids: mx.array, counts: list[int]) -> tuple[mx.array, list[FixedCapacityCache]]:
+        """Feed the rows one by one, so that none sees another's padding, and merge their caches."""
+        rows = [self._read_eagerly(ids[row : row + 1, :count]) for row, count in enumerate(counts)]
+        entries = zip(self._even.caches, *(native for _, native in rows), strict=True)
+        caches = [cache.merged(natives) for cache, *natives in entries]
+        return mx.concatenate([logits for logits, _ in rows]), caches
+
+    def _lengths(self, lengths: Any, width: int) -> list[int]:
+        if lengths is None:
+            return [width] * self.batch_size
+        counts = integers(lengths, "prefill(lengths)")
+        if len(counts) != self.batch_size or not all(1 <= count <= width for count in counts):
+            raise ShapeMismatch(
+                "the lengths don't fit the tokens",
+                where="prefill(lengths)",
+                found=counts,
+                allowed=f"{self.batch_size} integers from 1 to {width}",
+            )
+        return counts
 
     def step(self, tokens: Any) -> mx.array:
         """Feed one token a row through the compiled step.
@@ -265,11 +294,12 @@ class CompiledDecodeSession:
                 "the state has another layout", where="with_state", found=given, allowed=layout
             )
         for index, cache in enumerate(self._over(state)):
-            if cache.count() != self._position:
+            held = cache.count()
+            if held not in (None, self._position):
                 raise ShapeMismatch(
                     "the state stands at another position",
                     where=f"with_state, caches[{index}]",
-                    found=cache.count(),
+                    found=held,
                     allowed=self._position,
                 )
         other = self.copy()
@@ -294,6 +324,8 @@ class CompiledDecodeSession:
         """
         saved = load_state(Path(path))
         session = cls(model, saved.capacity, saved.batch_size, **options)
+        if saved.ragged:
+            session._step = DecodeStep(model, [cache.padded() for cache in session._even.caches])
         session._state = saved.state_for(session._step)
         session._position = saved.position
         return session
@@ -383,13 +415,14 @@ class CompiledDecodeSession:
 
     def _rung(self, count: int) -> int:
         """Return how many slots the next `count` tokens attend over."""
-        return rung_for(self._position + count, self.capacity)
+        return min(rung_for(self._position + count, self.capacity), self._slots)
 
     def _compiled(self, count: int) -> CountedCompile:
         rung = self._rung(count)
-        if rung not in self._rungs:
-            self._rungs[rung] = CountedCompile(self._step.at_rung(rung))
-        return self._rungs[rung]
+        key = rung, self._step is not self._even
+        if key not in self._rungs:
+            self._rungs[key] = CountedCompile(self._step.at_rung(rung))
+        return self._rungs[key]
 
     def _commit(self, logits: mx.array, state: State, count: int) -> None:
         """Evaluate and take over `state`; the old state is given away here, so a failure ends the session."""
@@ -443,16 +476,19 @@ def _require_positive(**sizes: Any) -> None:
 def _require_capacity(caches: list[FixedCapacityCache], max_tokens: int) -> None:
     """Refuse caches that hold less than was asked for: the session would count past their end."""
     for index, cache in enumerate(caches):
-        short = [
-            array.shape[2] for array in cache.state if array.ndim == 4 and array.shape[2] < cache.capacity
-        ]
-        if cache.capacity < max_tokens or (cache.kind == "linear" and short):
-            raise CapacityExceeded(
-                "the model's own cache is smaller than what was asked for",
-                where=f"new_fixed_capacity_cache({max_tokens})[{index}]",
-                found=f"{min([cache.capacity, *short])} tokens",
-                allowed=f"{max_tokens} or more",
-            )
+        for part in cache.parts:
+            short = [
+                array.shape[2]
+                for array, role in zip(part.state, part.roles, strict=True)
+                if role == "buffer" and part.kind in _KEEPS_ALL and array.shape[2] < part.capacity
+            ]
+            if part.capacity < max_tokens or short:
+                raise CapacityExceeded(
+                    "the model's own cache is smaller than what was asked for",
+                    where=f"new_fixed_capacity_cache({max_tokens})[{index}]",
+                    found=f"{min([part.capacity, *short])} tokens",
+                    allowed=f"{max_tokens} or more",
+                )
 
 
 def _vocabulary(model: nn.Module) -> int:

@@ -87,10 +87,7 @@ class StepTracer:
         with _named_failures():
             for length in chunks:
                 self.model(mx.zeros((self.batch_size, length), mx.int32), cache=native)
-        return [
-            type(cache).adopt(own, self.capacity).state
-            for cache, own in zip(self.step.caches, native, strict=True)
-        ]
+        return [cache.refilled(own).state for cache, own in zip(self.step.caches, native, strict=True)]
 
     def events(self, state: State, receive: Callable[[Event], None]) -> None:
         """Trace the step once and hand each event of MLX's exporter to `receive`.
