@@ -44,8 +44,7 @@ def test_kind_is_found_by_class_and_by_native_class() -> None:
     assert cache_class("linear") is FixedCapacityKVCache
     assert cache_class("no such kind") is None
     assert kind_of(KVCache()) == "linear"
-    # A rotating cache shares no base class that would let it pass as a plain one.
-    assert kind_of(RotatingKVCache(max_size=4)) is None
+    assert kind_of(RotatingKVCache(max_size=4)) == "rotating"
 
     class Derived(KVCache):
         """A subclass may behave otherwise, so it is not taken for its base."""
@@ -232,12 +231,49 @@ def test_an_emptied_cache_becomes_an_empty_native_one() -> None:
 def test_refused_adoptions() -> None:
     with pytest.raises(HostState, match="RotatingKVCache"):
         FixedCapacityKVCache.adopt(RotatingKVCache(max_size=4), 8)
-    with pytest.raises(ShapeMismatch, match="empty"):
-        FixedCapacityKVCache.adopt(KVCache(), 8)
     with pytest.raises(CapacityExceeded, match="more tokens than the capacity"):
         adopted(1, 2, 3, capacity=2)
     with pytest.raises(CapacityExceeded):
         adopted(1, capacity=0)
+
+
+def test_a_cache_never_written_has_no_state_and_cannot_be_written() -> None:
+    """Some models make a cache for every layer and use none in some of them."""
+    cache = FixedCapacityKVCache.adopt(KVCache(), 8)
+    assert (cache.state, cache.slots, cache.count(), cache.empty(), cache.nbytes) == ([], 0, None, True, 0)
+    assert (cache.trim(3), cache.copy().with_state([]).state, cache.to_native().keys) == (3, [], None)
+    with pytest.raises(HostState, match="left unwritten is written in decode"):
+        cache.update_and_fetch(*rows(1))
+    assert cache.state == []
+
+
+def test_rows_of_different_length_become_no_native_cache() -> None:
+    """mlx-lm's plain cache would take the padding for tokens."""
+    cache = FixedCapacityKVCache.merge([prefilled(1, 2), prefilled(3)], 8)
+    with pytest.raises(HostState, match="rows of different length"):
+        cache.to_native()
+
+
+def test_only_rows_of_one_batch_are_merged() -> None:
+    for others in ([prefilled(1), KVCache()], [KVCache(), prefilled(1)], [prefilled(1, batch=2)]):
+        with pytest.raises(ShapeMismatch, match="not rows of one batch"):
+            FixedCapacityKVCache.merge(others, 8)
+
+
+def test_states_of_a_ragged_batch_are_checked() -> None:
+    cache = FixedCapacityKVCache.merge([prefilled(1, 2), prefilled(3)], 4)
+    keys, values, position, time = cache.state
+    assert (position.tolist(), time.tolist()) == ([2, 1], [2])
+    integers = lambda *values: mx.array(values, mx.int32)  # noqa: E731
+    for wrong in ((integers(2), time), (position, position), (position, mx.array([2.0])), (position,)):
+        with pytest.raises(ShapeMismatch):
+            cache.with_state([keys, values, *wrong])
+    for wrong in ((integers(3, 1), time), (integers(-1, 1), time), (position, integers(5))):
+        with pytest.raises(CapacityExceeded):
+            cache.state = [keys, values, *wrong]
+    assert cache.count() == 2
+    cache.state = [keys, values, integers(0, 1), integers(1)]
+    assert (cache.count(), cache.offset.tolist()) == (1, [0, 1])
 
 
 def test_constructor_and_state_refuse_other_layouts() -> None:
@@ -252,8 +288,14 @@ def test_constructor_and_state_refuse_other_layouts() -> None:
     ):
         with pytest.raises(ShapeMismatch):
             FixedCapacityKVCache(*wrong)
-    with pytest.raises(ShapeMismatch, match="another capacity"):
-        adopted(1, capacity=3).with_state([keys, values, position])
+    with pytest.raises(ShapeMismatch, match="slots"):
+        FixedCapacityKVCache(keys, values, position, 9)  # it would be written past its end
+    for wrong in ((keys, values), (keys[0], values[0]), (keys[..., :1], values), (keys, values[:, :1])):
+        with pytest.raises(ShapeMismatch, match="another capacity"):
+            adopted(1, capacity=2 + (wrong[0] is keys and wrong[1] is values)).with_state([*wrong, position])
+    for count in (0, 2, 4):
+        with pytest.raises(ShapeMismatch, match="number of arrays"):
+            adopted(1, capacity=2).with_state([keys, values, position, position][:count])
 
 
 def test_it_looks_to_mlx_lm_like_a_cache_that_is_there() -> None:

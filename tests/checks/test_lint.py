@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mlx_audit.tracing import Graph, Node, Value, lint
+from mlx_audit.tracing import Graph, Leaf, Node, Value, lint
+from mlx_audit.tracing.attention import unmasked_attention
 from mlx_audit.tracing.constants import Constant
 
 C = 4099
@@ -40,14 +41,20 @@ HEAD = [
 TAIL = [Node("Matmul", (), (OUT, WEIGHT), (LOGITS,))]
 
 
-def _graph(nodes: Sequence[Node], constants: dict[str, Constant] | None = None) -> Graph:
+def _graph(
+    nodes: Sequence[Node], constants: dict[str, Constant] | None = None, rung: int | None = None
+) -> Graph:
     return Graph(
         inputs=[WEIGHT, KEYS, VALUES, POSITION, TOKENS],
         outputs=[LOGITS, KEYS1, VALUES1, NEXT],
         constants=constants or {},
         nodes=list(nodes),
         parameter_count=1,
-        state_paths=[KEYS.path, VALUES.path, POSITION.path],
+        leaves=[
+            Leaf(KEYS.path, "buffer", "linear", C, rung or C, C),
+            Leaf(VALUES.path, "buffer", "linear", C, rung or C, C),
+            Leaf(POSITION.path, "position", "linear", C, rung or C, C),
+        ],
     )
 
 
@@ -79,12 +86,13 @@ def _fused(*masks: Value) -> Graph:
     )
 
 
-def _unmasked(graph: Graph, rung: int = C) -> tuple[list[str], int]:
-    return lint.unmasked_attention(graph, C, rung)
+def _unmasked(graph: Graph) -> tuple[list[str], int]:
+    findings, masks = unmasked_attention(graph)
+    return findings, sum(mask.attentions for mask in masks.values())
 
 
 def _baked(graph: Graph) -> list[str]:
-    return lint.baked_arrays(graph, C, C)
+    return lint.baked_arrays(graph)
 
 
 MASKED = Value("z", SCORES.shape, "float32")
@@ -158,19 +166,19 @@ def test_a_cache_that_nobody_reads_is_named() -> None:
 
 def test_a_healthy_state_threads() -> None:
     graph = _fused(MASK)
-    assert lint.broken_threads(graph, C) == []
+    assert lint.broken_threads(graph) == []
     assert lint.signature_drift(graph) == []
     assert _baked(graph) == []
-    assert [value.path for value in lint.positions(graph)] == ["caches[0].position"]
+    assert [value.path for value in graph.positions()] == ["caches[0].position"]
 
 
 @pytest.mark.parametrize("primitive", ["Scatter", "ScatterAxis"])
 def test_other_indexed_writes_count_too(primitive: str) -> None:
     graph = _fused(MASK)
     graph.nodes[2] = Node(primitive, (), (KEYS, POSITION, NEW), (KEYS1,))
-    assert lint.broken_threads(graph, C) == []
+    assert lint.broken_threads(graph) == []
     graph.nodes[2] = Node(primitive, (), (KEYS, TOKENS, NEW), (KEYS1,))
-    assert lint.broken_threads(_graph(graph.nodes), C) == [
+    assert lint.broken_threads(_graph(graph.nodes)) == [
         "caches[0].keys is written at a place that does not descend from caches[0]'s own position"
     ]
 
@@ -178,9 +186,7 @@ def test_other_indexed_writes_count_too(primitive: str) -> None:
 def test_a_write_into_another_buffer_is_named() -> None:
     nodes = [*_fused(MASK).nodes]
     nodes[2] = Node("DynamicSliceUpdate", (), (VALUES, NEW, POSITION), (KEYS1,))
-    assert "caches[0].keys comes out without descending from what went in" in lint.broken_threads(
-        _graph(nodes), C
-    )
+    assert "caches[0].keys comes out without descending from what went in" in lint.broken_threads(_graph(nodes))
 
 
 @pytest.mark.parametrize(
@@ -222,9 +228,10 @@ def test_the_prefix_of_a_rung_is_the_one_slice_that_is_allowed() -> None:
                 Node("Softmax", (), (masked,), (Value("a", masked.shape, "float32"),)),
                 Node("Matmul", (), (Value("a", masked.shape, "float32"), values), (OUT,)),
                 *TAIL,
-            ]
+            ],
+            rung=rung,
         )
 
-    assert _unmasked(graph(0), rung) == ([], 1)
-    findings, _ = _unmasked(graph(7), rung)
+    assert _unmasked(graph(0)) == ([], 1)
+    findings, _ = _unmasked(graph(7))
     assert len([text for text in findings if "by a constant slice" in text]) == 2

@@ -50,7 +50,7 @@ SAME_GRAPH = {
     "random_numbers": "trace after prefill",
     "weight_kept_at_first_call": "kept outside the caches",
     "norm_weight_copied_at_first_call": "kept outside the caches",
-    "cache_of_another_layer": "writes nothing into this cache",
+    "cache_of_another_layer": "took in another number of tokens than were fed",
 }
 """What the reason of TRC001 says, by mutation."""
 
@@ -130,6 +130,9 @@ def test_an_attention_without_a_mask_is_red(mutation: str, tmp_path: Path) -> No
     result = red("TRC005", subject)
     assert "attention 0 (Softmax over" in result.reason
     assert "has no mask that descends from the position" in result.reason
+    masks = result.figures.pop("masks")
+    assert sum(int(text.split(" × ")[0]) for text in masks.values()) == 4
+    assert any(name.endswith("unmasked") for name in masks)
     assert result.figures == {"attentions": 4, "capacity": 4099, "rung": 2053}
 
 

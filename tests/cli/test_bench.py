@@ -12,8 +12,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from command import mlx_audit
-from mlx_audit.audit import bench
-from mlx_audit.audit.bench import Bench, Sizes, compiled_tokens, eager_tokens, measure
+from mlx_audit.audit.bench import Bench, Sizes, eager_tokens, measure
 from mlx_audit.audit.bench_models import bench_model
 from mlx_audit.audit.ratios import geometric_mean
 from mlx_audit.decode import CompiledDecodeSession
@@ -101,19 +100,20 @@ def test_both_loops_are_those_of_the_model() -> None:
     session = Bench(model, 32, evidence="ignore")
     session.adopt(native, len(ids))
     assert eager_tokens(model, native, token, 6) == wanted[1:]
-    assert compiled_tokens(session, token, 6) == wanted[1:]
+    assert session.after(token, 6) == wanted[1:]
+    assert session.trace_count == 1, "every token takes the compiled step"
     assert session.position == native[0].offset == len(ids) + 6
 
 
 def test_blocks_leave_the_caches_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
-    own = bench.compiled_tokens
+    own = Bench.after
 
-    def noted(session: CompiledDecodeSession, token: int, count: int) -> list[int]:
+    def noted(session: Bench, token: int, count: int) -> list[int]:
         seen.append((session.position, count))
         return own(session, token, count)
 
-    monkeypatch.setattr(bench, "compiled_tokens", noted)
+    monkeypatch.setattr(Bench, "after", noted)
     measure(tiny_model(), Sizes(fills=(10,), capacities=(64,), blocks=3, tokens=2), lambda _: None)
     assert seen[:4] == [(10, 2)] * 4
 

@@ -11,7 +11,8 @@ import pytest
 from mlx_audit.adapters import adapter_for
 from mlx_audit.decode import CompiledDecodeSession, attention_cuda
 from mlx_audit.tracing import StepTracer, lint, prove
-from mlx_audit.tracing.graph import Graph, Node, Value
+from mlx_audit.tracing.attention import unmasked_attention
+from mlx_audit.tracing.graph import Graph, Leaf, Node, Value
 from tiny_models import tiny_model
 
 PROMPT = [5, 3, 9, 1, 7]
@@ -160,25 +161,32 @@ def kernel_graph(*, position: str = "p0", name: str = attention_cuda.NAME) -> Gr
             Node("CustomKernel", (f"custom_kernel_{name}_whole",), (*reads, given), (following, out))
         )
         outputs.append(following)
-    paths = [value.path for value in inputs[1:-1]]
-    return Graph(inputs, [Value("logits", (1, 8), "float32"), *outputs], {}, nodes, 1, paths)
+    leaves = [
+        Leaf(value.path, "buffer" if value.shape == buffer else "position", "linear", 29, 29, 29)
+        for value in inputs[1:-1]
+    ]
+    return Graph(inputs, [Value("logits", (1, 8), "float32"), *outputs], {}, nodes, 1, leaves)
 
 
 def test_the_proof_takes_the_kernel_for_an_attention_that_stops_at_the_position() -> None:
     graph = kernel_graph()
-    assert lint.unmasked_attention(graph, 29) == ([], 2)
-    assert lint.broken_threads(graph, 29) == []
+    findings, masks = unmasked_attention(graph)
+    assert findings == []
+    assert {name: (mask.attentions, mask.mask) for name, mask in masks.items()} == {
+        "linear over 29 keys": (2, "stops at the position")
+    }
+    assert lint.broken_threads(graph) == []
 
 
 @pytest.mark.parametrize("position", ["p1", "derived"])
 def test_the_kernel_must_get_the_position_of_its_own_cache(position: str) -> None:
-    findings, _ = lint.unmasked_attention(kernel_graph(position=position), 29)
+    findings, _ = unmasked_attention(kernel_graph(position=position))
     assert findings
     assert "no mask that descends from the position" in findings[0]
 
 
 def test_another_kernel_is_no_attention() -> None:
-    findings, _ = lint.unmasked_attention(kernel_graph(name="somebody_elses"), 29)
+    findings, _ = unmasked_attention(kernel_graph(name="somebody_elses"))
     assert "no attention reads it" in findings[0]
 
 

@@ -69,10 +69,10 @@ def test_the_graph_names_its_inputs_and_outputs() -> None:
     model = tiny_model()
     graph = prove(tracer_of(model, capacity=101, batch_size=2)).graph
     assert [value.path for value in graph.parameters] == [slot.path for slot in parameter_slots(model)]
-    assert graph.state_paths == [
+    assert [leaf.path for leaf in graph.leaves] == [
         f"caches[{i}].{name}" for i in range(4) for name in ("keys", "values", "position")
     ]
-    assert [value.path for value in graph.state_inputs] == graph.state_paths
+    assert [value.path for value in graph.state_inputs] == [leaf.path for leaf in graph.leaves]
     assert [value.shape for value in graph.state_outputs] == [value.shape for value in graph.state_inputs]
     assert [value.shape for value in graph.outputs[:1]] == [(2, 64)]
     assert graph.inputs[-1].path == "tokens"

@@ -1,7 +1,9 @@
 """Compiled against eager decoding: the same tokens in short alternating blocks of one run, so that noise hits both.
 
-Eager is the loop of mlx-lm's `generate_step` on the model's own caches: the next step is dispatched before the last
-token is read. Compiled is a session's loop. Ratios are eager time over compiled time: above 1, compiled is faster.
+Eager is the loop of mlx-lm's `generate_step` on the model's own caches, compiled the loop of a session's `generate`:
+both dispatch the next step before they read the last token. Ratios are eager over compiled time: above 1, compiled is
+faster. Beside the time that passes, the time that the process spent on the processors is compared: other work on the
+machine changes it little, but it counts what the host does while the device is busy as if that cost time.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -45,8 +47,8 @@ class Sizes:
 
     fills: Sequence[int] = (64, 260, 1000, 1030)
     capacities: Sequence[int] = (1024, 8192)
-    blocks: int = 12
-    tokens: int = 8
+    blocks: int = 24
+    tokens: int = 4
     generate: int = 0
     seed: int = 0
 
@@ -57,6 +59,7 @@ class Cell:
 
     Attributes:
         ratios: Eager time over compiled time, a pair of blocks each.
+        cpu_ratios: The same of processor time, all threads.
         eager_ms, compiled_ms: Medians, a token.
         trace_seconds: The first compiled step, which is no part of the ratios.
         same_tokens: Whether both loops chose the same tokens.
@@ -66,6 +69,7 @@ class Cell:
     fill: int
     rung: int
     ratios: list[float] = field(default_factory=list)
+    cpu_ratios: list[float] = field(default_factory=list)
     eager_ms: float = 0.0
     compiled_ms: float = 0.0
     trace_seconds: float = 0.0
@@ -73,8 +77,12 @@ class Cell:
     same_tokens: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain data, with the geometric mean and its interval."""
-        return {**asdict(self), "ratio": geometric_mean([self.ratios]).to_dict()}
+        """Return everything as plain data, with the geometric means and their intervals."""
+        means = {
+            "ratio": geometric_mean([self.ratios]).to_dict(),
+            "cpu_ratio": geometric_mean([self.cpu_ratios]).to_dict(),
+        }
+        return {**asdict(self), **means}
 
 
 def measure(model: nn.Module, sizes: Sizes, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -95,6 +103,7 @@ def measure(model: nn.Module, sizes: Sizes, progress: Callable[[str], None]) -> 
     result: dict[str, Any] = {
         "cells": [cell.to_dict() for cell in cells],
         "geometric_mean": geometric_mean([cell.ratios for cell in cells]).to_dict(),
+        "cpu_geometric_mean": geometric_mean([cell.cpu_ratios for cell in cells]).to_dict(),
         "skipped": skipped,
         "memory": [_memory(model, vocabulary, capacity, sizes) for capacity in sizes.capacities],
     }
@@ -105,7 +114,7 @@ def measure(model: nn.Module, sizes: Sizes, progress: Callable[[str], None]) -> 
 
 
 class Bench(CompiledDecodeSession):
-    """A session that can begin with caches filled elsewhere, where a real prefill would take minutes."""
+    """A session that begins with caches filled elsewhere, where a real prefill would take minutes, and with a token."""
 
     def adopt(self, native: Sequence[Any], position: int) -> None:
         """Take copies of the model's own caches over."""
@@ -113,6 +122,11 @@ class Bench(CompiledDecodeSession):
         self._state = [cache.refilled(own).state for cache, own in pairs]
         mx.eval(self._state)
         self._position = position
+
+    def after(self, token: int, count: int) -> list[int]:
+        """Return the `count` greedy tokens after `token`, by the loop of `generate`."""
+        loop = self._follow(mx.array([token], mx.int32), count + 1, None, frozenset())
+        return list(loop)[1:]
 
 
 def _filled(model: nn.Module, fill: int, vocabulary: int, seed: int) -> list[Any]:
@@ -142,36 +156,45 @@ def _cell(model: nn.Module, vocabulary: int, capacity: int, fill: int, sizes: Si
     cell.trace_seconds = round(time.perf_counter() - started, 4)
     session.trim(1)
     starts = np.random.default_rng([sizes.seed, fill]).integers(0, vocabulary, sizes.blocks + 1)
-    eager_times: list[float] = []
-    compiled_times: list[float] = []
+    pairs: list[tuple[_Timed, _Timed]] = []
     for index, token in enumerate(int(start) for start in starts):
-        (eager, wanted), (compiled, got) = _in_turns(model, native, session, token, sizes.tokens, index)
+        pairs.append(_in_turns(model, native, session, token, sizes.tokens, index))
         session.trim(sizes.tokens)
         trim_prompt_cache(native, sizes.tokens)
-        cell.same_tokens &= got == wanted
-        if index:  # the first pair only warms up
-            eager_times.append(eager)
-            compiled_times.append(compiled)
-    cell.ratios = [round(e / c, 4) for e, c in zip(eager_times, compiled_times, strict=True)]
-    cell.eager_ms, cell.compiled_ms = (
-        round(1000 * float(np.median(times)) / sizes.tokens, 3) for times in (eager_times, compiled_times)
-    )
+    _note(cell, pairs, sizes.tokens)
     cell.traces = session.trace_count
     return cell
 
 
-_Timed = tuple[float, list[int]]
+class _Timed(NamedTuple):
+    """Seconds that passed, seconds on the processors, and the tokens chosen."""
+
+    wall: float
+    cpu: float
+    tokens: list[int]
+
+
+def _note(cell: Cell, pairs: Sequence[tuple[_Timed, _Timed]], tokens: int) -> None:
+    """Put the results of pairs of blocks, eager and compiled, into a cell; the first pair has only warmed up."""
+    cell.same_tokens = all(eager.tokens == compiled.tokens for eager, compiled in pairs)
+    counted = pairs[1:]
+    cell.ratios = [round(eager.wall / compiled.wall, 4) for eager, compiled in counted]
+    cell.cpu_ratios = [round(eager.cpu / compiled.cpu, 4) for eager, compiled in counted]
+    cell.eager_ms, cell.compiled_ms = (
+        round(1000 * float(np.median([timed.wall for timed in way])) / tokens, 3)
+        for way in zip(*counted, strict=True)
+    )
 
 
 def _in_turns(
-    model: nn.Module, native: list[Any], session: CompiledDecodeSession, token: int, count: int, turn: int
+    model: nn.Module, native: list[Any], session: Bench, token: int, count: int, turn: int
 ) -> tuple[_Timed, _Timed]:
     """Time one block each, eager and compiled; by turns the one or the other is first."""
     if turn % 2:
-        compiled = _timed(lambda: compiled_tokens(session, token, count))
+        compiled = _timed(lambda: session.after(token, count))
         return _timed(lambda: eager_tokens(model, native, token, count)), compiled
     eager = _timed(lambda: eager_tokens(model, native, token, count))
-    return eager, _timed(lambda: compiled_tokens(session, token, count))
+    return eager, _timed(lambda: session.after(token, count))
 
 
 def eager_tokens(model: nn.Module, native: list[Any], token: int, count: int) -> list[int]:
@@ -192,40 +215,30 @@ def eager_tokens(model: nn.Module, native: list[Any], token: int, count: int) ->
     return found
 
 
-def compiled_tokens(session: CompiledDecodeSession, token: int, count: int) -> list[int]:
-    """Return the greedy tokens after `token`, as a session's `generate` makes them."""
-    found = []
-    for _ in range(count):
-        token = host_int(mx.argmax(session.step([token]), axis=-1))
-        found.append(token)
-    return found
-
-
 def _timed(work: Callable[[], list[int]]) -> _Timed:
-    started = time.perf_counter()
-    result = work()
-    return time.perf_counter() - started, result
+    wall, cpu = time.perf_counter(), time.process_time()
+    tokens = work()
+    return _Timed(time.perf_counter() - wall, time.process_time() - cpu, tokens)
 
 
 def _generation(model: nn.Module, vocabulary: int, sizes: Sizes) -> dict[str, Any]:
     """Time one whole generation, prefill and traces included, both ways in alternating pieces."""
     prompt = np.random.default_rng(sizes.seed).integers(0, vocabulary, PROMPT).tolist()
     native: list[Any] = make_prompt_cache(model)
-    session = CompiledDecodeSession(model, sizes.generate, evidence="ignore")
-    eager, first = _timed(lambda: [_best(run(model, mx.array([prompt], mx.int32), native))])
-    compiled, start = _timed(lambda: [_best(session.prefill([prompt]))])
-    same, token = first == start, first[0]
+    session = Bench(model, sizes.generate, evidence="ignore")
+    first = _timed(lambda: [_best(run(model, mx.array([prompt], mx.int32), native))])
+    pairs = [(first, _timed(lambda: [_best(session.prefill([prompt]))]))]
     for turn, count in enumerate(_pieces(sizes.generate - PROMPT)):
-        (e, wanted), (c, got) = _in_turns(model, native, session, token, count, turn)
-        eager, compiled, same = eager + e, compiled + c, same and got == wanted
-        token = wanted[-1]
+        last = pairs[-1][0].tokens[-1]
+        pairs.append(_in_turns(model, native, session, last, count, turn))
+    eager, compiled = (sum(timed.wall for timed in way) for way in zip(*pairs, strict=True))
     return {
         "tokens": sizes.generate,
         "ratio": round(eager / compiled, 4),
         "eager_seconds": round(eager, 3),
         "compiled_seconds": round(compiled, 3),
         "traces": session.trace_count,
-        "same_tokens": same,
+        "same_tokens": all(eager.tokens == compiled.tokens for eager, compiled in pairs),
     }
 
 
@@ -251,9 +264,9 @@ def _memory(model: nn.Module, vocabulary: int, capacity: int, sizes: Sizes) -> d
         return 0
 
     def compiled() -> int:
-        session = CompiledDecodeSession(model, capacity, evidence="ignore")
+        session = Bench(model, capacity, evidence="ignore")
         session.prefill(prompt)
-        compiled_tokens(session, 0, _MEMORY_STEPS)
+        session.after(0, _MEMORY_STEPS)
         return sum(array.nbytes for arrays in session.state for array in arrays)
 
     eager_peak, _ = _peak(eager)

@@ -18,7 +18,7 @@ from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import TargetError
 from mlx_audit.evidence.results import TIERS, Tier, VerdictName
 from mlx_audit.manifests import Manifest, load_configuration
-from mlx_audit.models.build import resolve_arguments
+from mlx_audit.models.build import declared_arguments, resolve_arguments
 from mlx_audit.models.modules import import_file, import_model
 from mlx_audit.models.rope import rope_kind, tiny_name, with_rope
 from mlx_audit.models.target import Target
@@ -105,7 +105,7 @@ class _Planner:
         """Only the given configuration; the tiny ones that it rests on lend their numeric checks."""
         plan = Plan()
         name, config = self.target.config_name or "given", dict(self.target.config or {})
-        arguments = resolve_arguments(self.module, config)
+        arguments = self._arguments(config)
         variant = self.manifest.variant_for(arguments)
         if variant is None:
             raise TargetError(
@@ -146,13 +146,13 @@ class _Planner:
     def _kinds(self, variant: str) -> list[str]:
         """The RoPE kinds of a variant, the main one first."""
         declared = [item.kind for item in self.manifest.rope]
-        own = rope_kind(resolve_arguments(self.module, self.manifest.variants[variant].tiny))
+        own = rope_kind(self._arguments(self.manifest.variants[variant].tiny))
         main = self.manifest.rope_kinds[0] if self.manifest.rope_kinds else own
         return list(dict.fromkeys([main, *declared]))
 
     def _tiny(self, variant: str, kind: str) -> dict[str, Any]:
         tiny = dict(self.manifest.variants[variant].tiny)
-        return tiny if rope_kind(resolve_arguments(self.module, tiny)) == kind else with_rope(tiny, kind)
+        return tiny if rope_kind(self._arguments(tiny)) == kind else with_rope(tiny, kind)
 
     def _tiny_entry(self, variant: str, kind: str, tiers: Iterable[Tier]) -> Entry:
         main = self._kinds(variant)[0]
@@ -170,7 +170,7 @@ class _Planner:
         *,
         main: bool = True,
     ) -> Entry:
-        arguments = resolve_arguments(self.module, config)
+        arguments = self._arguments(config)
         declared = self.manifest.variants[variant]
         subject = Subject(
             self.manifest.family,
@@ -181,7 +181,7 @@ class _Planner:
             tiny,
             expected=self.manifest.cache_specs(arguments),
             reachable=self._reachable(variant, name, arguments),
-            exercised={spec.rule for spec in self.manifest.layer_specs(resolve_arguments(self.module, tiny))},
+            exercised={spec.rule for spec in self.manifest.layer_specs(self._arguments(tiny))},
             exactness=declared.exactness,
             rope=kind,
             main=main,
@@ -221,8 +221,11 @@ class _Planner:
         found = {}
         for name in self.manifest.configurations:
             config = load_configuration(self.manifest.configuration_path(name))
-            found[name] = (config, resolve_arguments(self.module, config))
+            found[name] = (config, self._arguments(config))
         return found
+
+    def _arguments(self, config: Mapping[str, Any]) -> Any:
+        return declared_arguments(self.module, config, self.manifest.arguments)
 
     def _published(self, plan: Plan, variant: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
         """Yield the published configurations to trace; note those left out in the plan."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from mlx_audit.caches.base import FixedCapacityCache, Handed, handle, host_float, host_int
+from mlx_audit.caches.base import FixedCapacityCache, Handed, Role, handle, host_float, host_int
+from mlx_audit.caches.composite import FixedCapacityCacheList
 from mlx_audit.caches.linear import FixedCapacityKVCache
 
 for _module in pkgutil.iter_modules(__path__):
@@ -13,8 +14,10 @@ for _module in pkgutil.iter_modules(__path__):
 
 __all__ = [
     "FixedCapacityCache",
+    "FixedCapacityCacheList",
     "FixedCapacityKVCache",
     "Handed",
+    "Role",
     "cache_class",
     "handle",
     "host_float",

@@ -9,7 +9,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from mlx_audit.caches.base import FixedCapacityCache, Role
+from mlx_audit.caches.base import FixedCapacityCache, Role, handle
 from mlx_audit.errors import HostState, ShapeMismatch
 
 
@@ -40,6 +40,12 @@ class FixedCapacityArraysCache(FixedCapacityCache):
         return self.cache[index]
 
     def __setitem__(self, index: int, value: mx.array) -> None:
+        if self.cache[index] is None:
+            raise HostState(
+                "an array that prefill left unwritten is written in decode",
+                where=f"FixedCapacityArraysCache[{index}]",
+                allowed="arrays that the forward writes at every token, or at none",
+            )
         self.cache[index] = value
 
     @property
@@ -84,12 +90,13 @@ class FixedCapacityArraysCache(FixedCapacityCache):
     @classmethod
     def adopt(cls, native: Any, max_tokens: int) -> Self:
         cls._require_native(native)
-        return cls(list(native.cache), max_tokens)
+        return cls([None if array is None else handle(array) for array in native.cache], max_tokens)
 
     @classmethod
     def merge(cls, natives: Sequence[Any], max_tokens: int) -> Self:
         for native in natives:
             cls._require_native(native)
+            cls._require_form(natives[0].cache, native.cache, rows=1)
         columns = zip(*(native.cache for native in natives), strict=True)
         return cls(
             [None if rows[0] is None else mx.concatenate(list(rows)) for rows in columns], max_tokens
@@ -114,11 +121,12 @@ class FixedCapacityArraysCache(FixedCapacityCache):
         cache.cache = [
             array if array is None or like is None else _padded(array, like) for array, like in pairs
         ]
+        self._require_form(self.cache, cache.cache)
         return cache
 
     def to_native(self) -> Any:
         native: Any = ArraysCache(len(self.cache))
-        native.cache = list(self.cache)
+        native.cache = [None if array is None else handle(array) for array in self.cache]
         return native
 
     def count(self) -> None:
@@ -137,6 +145,20 @@ class FixedCapacityArraysCache(FixedCapacityCache):
         return not self.state
 
     @classmethod
+    def _require_form(
+        cls, like: Sequence[mx.array | None], arrays: Sequence[mx.array | None], rows: int | None = None
+    ) -> None:
+        """Refuse arrays whose form depends on the prompt: each step would get another one."""
+        counts = {array.shape[0] for array in arrays if array is not None}
+        if _forms(arrays) != _forms(like) or (rows is not None and counts - {rows}):
+            raise ShapeMismatch(
+                "the arrays have another form than those of the empty cache, or of the first row",
+                where=f"{cls.__name__}.adopt",
+                found=f"{_forms(arrays)} of {sorted(counts)} rows",
+                allowed=f"{_forms(like)} of {rows or 'as many'} rows",
+            )
+
+    @classmethod
     def _require_native(cls, native: Any) -> None:
         if type(native) is not ArraysCache:
             raise HostState(
@@ -153,6 +175,11 @@ class FixedCapacityArraysCache(FixedCapacityCache):
                 allowed="None: all tokens read so far were real",
                 fix="call finalize() on the native cache after the prompt, or prefill rows one by one",
             )
+
+
+def _forms(arrays: Sequence[mx.array | None]) -> list[tuple[mx.Dtype, tuple[int, ...]] | None]:
+    """Return dtype and shape of each array, rows aside."""
+    return [None if array is None else (array.dtype, tuple(array.shape[1:])) for array in arrays]
 
 
 def _padded(array: mx.array, like: mx.array) -> mx.array:

@@ -154,6 +154,18 @@ class FixedCapacityCache(ABC):
         From then on the cache refuses what does not fit.
         """
 
+    def require_sound(self) -> None:
+        """Refuse positions that contradict the buffers; reads them, so that a state from a file can be trusted.
+
+        Raises:
+            CapacityExceeded: a position lies outside.
+            HostState: the parts stand at different positions.
+        """
+        for part in self.parts:
+            if part is not self:
+                part.require_sound()
+        self.count()
+
     @abstractmethod
     def trim(self, n: int) -> int:
         """Forget the last `n` tokens and return `n`, or return 0 and change nothing where that is impossible."""

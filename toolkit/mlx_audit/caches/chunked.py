@@ -35,7 +35,7 @@ class FixedCapacityChunkedCache(RingCache):
             raise ShapeMismatch(
                 "a chunk holds at least one token", where="FixedCapacityChunkedCache", found=chunk
             )
-        super().__init__([] if keys is None or values is None else [keys, values], position, capacity)
+        super().__init__([] if keys is None or values is None else [keys, values], position, capacity, chunk)
         self.chunk = chunk
 
     @property
@@ -43,12 +43,17 @@ class FixedCapacityChunkedCache(RingCache):
         """Tokens in a chunk, by mlx-lm's name."""
         return self.chunk
 
+    @property
+    def start_position(self) -> mx.array:
+        """Content position of the oldest token held, int32 `[1]` (mlx-lm's models read it)."""
+        return mx.maximum(self.offset - self.slots, 0)
+
     def maybe_trim_front(self) -> None:
         """Nothing is cut: the ring overwrites what no token sees any more (mlx-lm's models call this)."""
 
     def _visible(self, queries: mx.array, times: mx.array, window: int | None) -> mx.array:
         mask = super()._visible(queries, times, window) & (times >= 0)
-        padding = 0 if self._time is None else mx.expand_dims(self._time - self._position, (1, 2))
+        padding = 0 if self._time is None else mx.expand_dims(self._time - self._position, (1, 2, 3))
         return mask & ((queries - padding) // self.chunk == (times - padding) // self.chunk)
 
     @classmethod
@@ -73,6 +78,7 @@ class FixedCapacityChunkedCache(RingCache):
         return [array[..., :held, :] for array in cls._native_buffers(native)]
 
     def to_native(self) -> ChunkedKVCache:
+        self._require_even()
         held = self.count() or 0
         native = ChunkedKVCache(self.chunk)
         if held:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList
 
 from mlx_audit.caches.base import FixedCapacityCache, Role
-from mlx_audit.errors import HostState
+from mlx_audit.errors import HostState, ShapeMismatch
 
 
 class FixedCapacityCacheList(FixedCapacityCache):
@@ -62,7 +62,7 @@ class FixedCapacityCacheList(FixedCapacityCache):
             caches.append(cache.with_state(state[start : start + count], held=held))
             start += count
         if start != len(state):
-            raise HostState(
+            raise ShapeMismatch(
                 "the state has another number of arrays",
                 where="FixedCapacityCacheList.state",
                 found=len(state),
@@ -139,6 +139,7 @@ class FixedCapacityCacheList(FixedCapacityCache):
     def _over(self, caches: Sequence[FixedCapacityCache]) -> Self:
         other = copy.copy(self)
         other.caches = tuple(caches)
+        other.rows = next((cache.rows for cache in caches if cache.state), 1)
         return other
 
 

@@ -45,6 +45,7 @@ class FixedCapacityKVCache(KeyedCache):
                 allowed="[B, heads, capacity, width] each, equal but for the width",
             )
         super().__init__(buffers, position, capacity or buffers[0].shape[2])
+        self._require_slots(self.capacity)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return what attention reads: the buffers up to the rung."""
@@ -102,6 +103,7 @@ class FixedCapacityKVCache(KeyedCache):
         return [array[..., : native.offset, :] for array in cls._native_buffers(native)]
 
     def to_native(self) -> KVCache:
+        self._require_even()
         held = self.count() or 0
         native = KVCache()
         if held:

@@ -45,6 +45,7 @@ class FixedCapacityQuantizedCache(SlottedCache):
                 allowed="packed numbers, scales and biases of each",
             )
         super().__init__([*keys, *values], position, capacity)
+        self._require_slots(capacity)
         self.bits, self.group_size = bits, group_size
 
     def _buffers(self) -> list[mx.array]:
@@ -103,6 +104,7 @@ class FixedCapacityQuantizedCache(SlottedCache):
         return [array[..., : native.offset, :] for array in cls._native_buffers(native)]
 
     def to_native(self) -> Any:
+        self._require_even()
         held = self.count() or 0
         native: Any = QuantizedKVCache(self.group_size, self.bits)
         if held:

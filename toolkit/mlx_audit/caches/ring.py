@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 import mlx.core as mx
 
 from mlx_audit.caches.keyed import KeyedCache
@@ -15,8 +18,23 @@ class RingCache(KeyedCache):
     """
 
     keep: int = 0
-    _fetched: tuple[mx.array, mx.array] | None = None
-    """What the last update handed out, for layers that share this cache."""
+
+    def __init__(self, buffers: Sequence[mx.array], position: mx.array, capacity: int, span: int) -> None:
+        super().__init__(buffers, position, capacity)
+        self._require_slots(min(span, capacity))
+        # What the last update handed out, for layers that share this cache.
+        self._fetched: tuple[mx.array, mx.array] | None = None
+
+    def with_state(self, state: Sequence[mx.array], *, held: int | None = None) -> Self:
+        cache = super().with_state(state, held=held)
+        cache._fetched = None
+        return cache
+
+    def trim(self, n: int) -> int:
+        n = super().trim(n)
+        if n:
+            self._fetched = None
+        return n
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return what the last update handed out; before any, the ring up to the rung."""
@@ -47,7 +65,7 @@ class RingCache(KeyedCache):
     def _written(self, buffer: mx.array, new: mx.array) -> mx.array:
         """Return the buffer with the tokens that come now."""
         now, length = self._now(), new.shape[2]
-        if length == 1:
+        if length == 1 or self.slots >= self.capacity:
             return mx.slice_update(buffer, new, self._slot_of(now), axes=(2,))
         turning = self.slots - self.keep
         if self.keep:
@@ -57,8 +75,6 @@ class RingCache(KeyedCache):
             buffer = mx.slice_update(
                 buffer, mx.where(given, chosen, buffer[:, :, : self.keep]), mx.array([0]), axes=(2,)
             )
-        if turning <= 0:
-            return buffer
         # Only the last to come of those that share a slot.
         last = min(length, turning)
         slots = self._slot_of(now + mx.arange(length - last, length))

@@ -44,7 +44,7 @@ class FixedCapacityRotatingCache(RingCache):
                 found=f"window {window}, keep {keep}",
                 allowed="window of 1 or more, keep below it",
             )
-        super().__init__([] if keys is None or values is None else [keys, values], position, capacity)
+        super().__init__([] if keys is None or values is None else [keys, values], position, capacity, window)
         self.window, self.keep = window, keep
 
     def _visible(self, queries: mx.array, times: mx.array, window: int | None) -> mx.array:
@@ -74,9 +74,8 @@ class FixedCapacityRotatingCache(RingCache):
 
     @classmethod
     def _content(cls, native: Any) -> list[mx.array]:
-        ordered = [native._temporal_order(array) for array in cls._native_buffers(native)]
-        wanted = min(native.offset, native.max_size)
-        if any(array.shape[2] < wanted for array in ordered) or not 0 <= native._idx <= native.keys.shape[2]:
+        buffers = cls._native_buffers(native)
+        if buffers and not _as_written(native):
             raise HostState(
                 "the ring does not hold the tokens that it says; it was cut after it had turned",
                 where="FixedCapacityRotatingCache.adopt",
@@ -84,9 +83,10 @@ class FixedCapacityRotatingCache(RingCache):
                 allowed="a ring as RotatingKVCache.update_and_fetch leaves it",
                 fix="prefill again: RotatingKVCache.trim is exact only before the ring turns",
             )
-        return ordered
+        return [native._temporal_order(array) for array in buffers]
 
     def to_native(self) -> RotatingKVCache:
+        self._require_even()
         held = self.count() or 0
         native = RotatingKVCache(self.window, self.keep)
         if held:
@@ -95,3 +95,17 @@ class FixedCapacityRotatingCache(RingCache):
             native._idx = last + 1
         native.offset = held
         return native
+
+
+def _as_written(native: Any) -> bool:
+    """Return whether an update can have left a ring like this: what `RotatingKVCache.trim` spoils, mostly shows.
+
+    A full ring that was cut by fewer tokens than it had written since its last turn looks like one that was not.
+    """
+    size, index = native.keys.shape[2], native._idx
+    if index == native.offset:
+        return bool(index <= size)  # every token is there, in order
+    turned = native.offset > native.max_size
+    if size == native.max_size:
+        return bool(turned and native.keep < index <= size)
+    return bool(turned and index == size > native.max_size)

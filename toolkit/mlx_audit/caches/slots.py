@@ -73,6 +73,16 @@ class SlottedCache(FixedCapacityCache):
     def _slot_of(self, time: mx.array) -> mx.array:
         """Return the slot that a token of that time is written to."""
 
+    def _require_slots(self, slots: int) -> None:
+        """Refuse buffers that hold another number of tokens than the cache counts with."""
+        if self.slots not in (0, slots):
+            raise ShapeMismatch(
+                "the buffers have another number of slots than the capacity asks for",
+                where=type(self).__name__,
+                found=self.slots,
+                allowed=slots,
+            )
+
     # State.
 
     @property
@@ -84,15 +94,7 @@ class SlottedCache(FixedCapacityCache):
     @state.setter
     def state(self, state: Sequence[mx.array]) -> None:
         cache = self.with_state(state)
-        # Nobody has counted a state that comes from outside (a file, say), so its position is read and checked.
-        held = cache.count()
-        if held is not None and not 0 <= held <= self.capacity:
-            raise CapacityExceeded(
-                "the position lies outside the buffer",
-                where=f"{type(self).__name__}.state",
-                found=held,
-                allowed=f"0 to {self.capacity}",
-            )
+        cache.require_sound()
         self.__dict__.update(cache.__dict__)
 
     @property
@@ -110,24 +112,32 @@ class SlottedCache(FixedCapacityCache):
                 found=len(state),
                 allowed=len(own),
             )
-        count = len(self._buffers())
-        if any(array.shape[2] != self.slots for array in state[:count]):
-            raise ShapeMismatch(
-                "the state belongs to another capacity",
-                where=f"{type(self).__name__}.state",
-                found=[array.shape[2] for array in state[:count]],
-                allowed=self.slots,
-            )
         cache = copy.copy(self)
         cache.handed = None
+        cache._held = held
         if own:
+            count = len(self._buffers())
+            self._require_layout(state[:count])
             cache._set_buffers(state[:count])
+            cache.rows = state[0].shape[0]
             cache._require_position(state[count])
             cache._position = state[count]
-            cache._time = state[count + 1] if self.ragged else None
-            cache.rows = state[0].shape[0]
-        cache._held = held
+            if self.ragged:
+                _require_integers(state[count + 1], 1, type(self).__name__)
+                cache._time = state[count + 1]
         return cache
+
+    def _require_layout(self, buffers: Sequence[mx.array]) -> None:
+        """Refuse buffers of other slots, heads or widths; only the number of rows is free, the same for all."""
+        wanted = [array.shape[1:] for array in self._buffers()]
+        found = [array.shape[1:] for array in buffers]
+        if found != wanted or any(array.shape[0] != buffers[0].shape[0] for array in buffers):
+            raise ShapeMismatch(
+                "the state belongs to another capacity, or to another model",
+                where=f"{type(self).__name__}.state",
+                found=[array.shape for array in buffers],
+                allowed=[("B", *shape) for shape in wanted],
+            )
 
     def at_rung(self, rung: int) -> Self:
         cache = self.with_state(self.state, held=self._held)
@@ -161,6 +171,19 @@ class SlottedCache(FixedCapacityCache):
             self._held = host_int(self._now())
         return self._held if self.slots else None
 
+    def require_sound(self) -> None:
+        held = self.count()
+        if held is None:
+            return
+        positions = cast(list[int], self._position.tolist())
+        if min(positions) < 0 or not (max(positions) <= held <= self.capacity):
+            raise CapacityExceeded(
+                "the position lies outside the buffer",
+                where=f"{type(self).__name__}.state",
+                found=f"position {positions}, time {held}",
+                allowed=f"0 to {self.capacity}, and no row ahead of the time",
+            )
+
     def _now(self) -> mx.array:
         return self._position if self._time is None else self._time
 
@@ -173,12 +196,6 @@ class SlottedCache(FixedCapacityCache):
 
     def _reserve(self, length: int) -> None:
         """Refuse `length` more tokens where the host knows that they don't fit."""
-        if not self.slots:
-            raise HostState(
-                "a cache that prefill left unwritten is written in decode",
-                where=type(self).__name__,
-                allowed="caches that the forward writes at every token, or at none",
-            )
         if self._held is None:
             return
         if self._held + length > self.capacity:
@@ -193,6 +210,12 @@ class SlottedCache(FixedCapacityCache):
 
     def _require_fitting(self, new: Sequence[mx.array]) -> None:
         """Refuse an update that MLX would broadcast into the buffers, or write beside them."""
+        if not self.slots:
+            raise HostState(
+                "a cache that prefill left unwritten is written in decode",
+                where=type(self).__name__,
+                allowed="caches that the forward writes at every token, or at none",
+            )
         length = new[0].shape[2] if new[0].ndim == 4 else None
         wanted = [(*buffer.shape[:2], length, buffer.shape[3]) for buffer in self._buffers()]
         if [array.shape for array in new] != wanted:
@@ -213,7 +236,7 @@ class SlottedCache(FixedCapacityCache):
         queries = mx.expand_dims(self._now() + mx.arange(N), 1)
         times = self._key_times(N)
         mask = self._visible(queries, times, window_size)
-        mask = mx.expand_dims(mask, (0, 1))
+        mask = mask if mask.ndim == 4 else mx.expand_dims(mask, (0, 1))
         if self._time is None:
             return mask
         return mask & (times >= mx.expand_dims(self._time - self._position, (1, 2, 3)))
@@ -223,9 +246,11 @@ class SlottedCache(FixedCapacityCache):
         return mx.arange(self._rung)
 
     def _visible(self, queries: mx.array, times: mx.array, window: int | None) -> mx.array:
-        """Return which keys `times` `[keys]` the `queries` `[N, 1]` see, padding aside."""
+        """Return which keys `times` `[keys]` the `queries` `[N, 1]` see, padding aside, in rank 2 or 4."""
         mask = queries >= times
-        return mask if window is None else mask & (queries < times + window)
+        if window is None or window >= self.capacity:
+            return mask
+        return mask & (queries < times + window)
 
     # From and to the model's own caches.
 
@@ -261,11 +286,11 @@ class SlottedCache(FixedCapacityCache):
     @classmethod
     def merge(cls, natives: Sequence[Any], max_tokens: int) -> Self:
         held = [cls._require_native(native, max_tokens) for native in natives]
+        cls._require_alike(natives)
         longest = max(held)
         empty = cls.like(natives[0], max_tokens)
         if not empty.slots:
             return empty
-        empty._require_mergeable()
         rows = [
             [empty._placed(array, own, longest) for array in cls._content(native)]
             for native, own in zip(natives, held, strict=True)
@@ -278,6 +303,7 @@ class SlottedCache(FixedCapacityCache):
         return cache
 
     def padded(self) -> Self:
+        self._require_mergeable()
         cache = copy.copy(self)
         if cache.slots:
             cache.ragged, cache._held = True, 0
@@ -286,6 +312,29 @@ class SlottedCache(FixedCapacityCache):
 
     def _require_mergeable(self) -> None:
         """Refuse rows of different length where the kind cannot hold them."""
+
+    def _require_even(self) -> None:
+        """Refuse to hand over rows of different length: mlx-lm's cache of this kind takes padding for tokens."""
+        if self.ragged:
+            raise HostState(
+                "rows of different length have no mlx-lm cache of this kind",
+                where=f"{type(self).__name__}.to_native",
+                found="a ragged batch",
+                allowed="rows of equal length",
+                fix="hand over rows that were prefilled alone",
+            )
+
+    @classmethod
+    def _require_alike(cls, natives: Sequence[Any]) -> None:
+        """Refuse caches that are not rows of one batch: each of one row, and all written or none."""
+        rows = [[(array.shape[0], *array.shape[3:]) for array in cls._native_buffers(n)] for n in natives]
+        if any(row != rows[0] or any(shape[0] != 1 for shape in row) for row in rows):
+            raise ShapeMismatch(
+                "the caches are not rows of one batch",
+                where=f"{cls.__name__}.merge",
+                found=[[array.shape for array in cls._native_buffers(native)] for native in natives],
+                allowed="one row each, of equal widths, all of them written or none",
+            )
 
     @classmethod
     def _require_native(cls, native: Any, max_tokens: int) -> int:
@@ -353,10 +402,14 @@ class SlottedCache(FixedCapacityCache):
         return min(self.count() or 0, self.slots)
 
     def _require_position(self, position: mx.array) -> None:
-        if position.dtype != mx.int32 or position.ndim != 1 or (position.size != 1 and not self.ragged):
-            raise ShapeMismatch(
-                "the position has the wrong form",
-                where=type(self).__name__,
-                found=f"{position.dtype} {position.shape}",
-                allowed="int32 of shape (1,)" + (", or one a row" if self.ragged else ""),
-            )
+        _require_integers(position, self.rows if self.ragged else 1, type(self).__name__)
+
+
+def _require_integers(array: mx.array, count: int, where: str) -> None:
+    if array.dtype != mx.int32 or array.shape != (count,):
+        raise ShapeMismatch(
+            "the position has the wrong form",
+            where=where,
+            found=f"{array.dtype} {array.shape}",
+            allowed=f"int32 of shape ({count},)",
+        )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mlx_audit.checks.subject import Subject
-from mlx_audit.errors import MlxAuditError, NotCompileCapable
+from mlx_audit.errors import MlxAuditError, NotCompileCapable, describe
 from mlx_audit.evidence.digests import mlx_lm_models
 from mlx_audit.evidence.results import CheckResult, Status, Tier
 from mlx_audit.tracing import ExportRefused, source_line
@@ -134,7 +134,7 @@ def execute(check: Check, subject: Subject, done: Mapping[str, CheckResult]) -> 
     except MlxAuditError as error:
         return result("fail", str(error), where=error.where)
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
+        text = describe(error)
         if any(phrase in text for phrase in _BEHIND_THE_STEP):
             return result("fail", f"{_KEPT_ARRAY}: {text.splitlines()[0]}", where=source_line(error))
         if _in_model(error, subject):

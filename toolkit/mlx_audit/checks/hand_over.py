@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
 
 from mlx_audit.checks.base import Check, CheckFailed, Figures
+from mlx_audit.checks.parts import rings_of, specs_of
+from mlx_audit.checks.properties import require_always
 from mlx_audit.checks.runs import (
     PROMPT,
     Comparer,
@@ -17,6 +23,9 @@ from mlx_audit.checks.runs import (
 )
 from mlx_audit.checks.subject import Subject
 from mlx_audit.decode import CompiledDecodeSession
+
+_FURTHER = 8
+"""Tokens after a hand-over."""
 
 
 class SaveAndLoad(Check):
@@ -65,15 +74,18 @@ class HandOff(Check):
     """Caches are handed over from and to the model's own without loss.
 
     What it does:
-        Turns the session's caches into native ones after some compiled steps and continues eagerly; hands an eagerly
-        prefilled and stepped native cache to a session and continues compiled. Both are compared with eager decoding.
+        At drawn points of a text (always just before, at and just after a ring turns) turns the session's caches into
+        native ones and continues eagerly, hands eager decoding's own to a session and continues compiled, and hands the
+        session's to a session of another capacity. Each must go on for up to eight tokens as eager decoding that never
+        left does.
 
     Why:
         Prefill is eager, and a server may fall back to eager decoding in the middle of a text. A shift of all
-        positions, invisible inside one kind of cache, shows when caches change hands.
+        positions, invisible inside one kind of cache, shows when caches change hands; so does a ring whose oldest
+        token is taken for its latest.
 
     Example:
-        logits differ at eager step 1 after compiled decoding
+        logits differ at eager step 1 after compiled decoding (prompt 8, 1 steps)
 
     How to fix:
         Look at `adopt` and `to_native`: position, slots, and the length of what is handed over.
@@ -88,24 +100,60 @@ class HandOff(Check):
     repeated = False
 
     def run(self, subject: Subject) -> Figures:
-        tokens = teacher_tokens(subject, PROMPT + 6, stream=8)
-        prompt, forced = tokens[:PROMPT], tokens[PROMPT:]
-        session, eager = session_for(subject, PROMPT + 6), Eager(subject.model)
-        session.prefill([prompt])
-        eager.feed(prompt)
-        comparer = Comparer(subject.tolerance)
-        for token in forced[:3]:
+        rings = rings_of(specs_of(subject))
+        longest = max([PROMPT, *(2 * ring for ring in rings)])
+        capacity = longest + 3 + _FURTHER
+        base, comparer = session_for(subject, capacity), Comparer(subject.tolerance)
+        # The smallest ring does not turn in a session of its own size.
+        others = [session_for(subject, size) for size in [capacity + 9, *rings[:1]]]
+        points = [PROMPT + 3, *(ring + near for ring in rings for near in (-1, 0, 1))]
+        always = [{"prompt": max(1, point - 3), "steps": min(3, point - 1)} for point in points]
+        strategy = {"prompt": st.integers(1, longest), "steps": st.integers(0, 3)}
+        example = partial(self._example, subject, base, others, comparer)
+        require_always(subject, strategy, example, always=always, share=4)
+        return {**comparer.figures(), "capacities": [base.capacity, *(other.capacity for other in others)]}
+
+    @staticmethod
+    def _example(
+        subject: Subject,
+        base: CompiledDecodeSession,
+        others: list[CompiledDecodeSession],
+        comparer: Comparer,
+        prompt: int,
+        steps: int,
+    ) -> None:
+        tokens = teacher_tokens(subject, prompt + steps + _FURTHER, stream=8)
+        session, eager = base.copy(), Eager(subject.model)
+        session.prefill([tokens[:prompt]])
+        eager.feed(tokens[:prompt])
+        for token in tokens[prompt : prompt + steps]:
             session.step([token])
             eager.feed([token])
         before = state_bytes(session.state)
-        handed = Eager(subject.model, cache=[cache.to_native() for cache in session.caches])
-        adopted = session.with_state(
-            [cache.refilled(own).state for cache, own in zip(session.caches, eager.cache, strict=True)]
-        )
-        for step, token in enumerate(forced[3:], start=1):
-            want = eager.feed([token])
-            comparer.check(handed.feed([token]), want, f"eager step {step} after compiled decoding")
-            comparer.check(adopted.step([token]), want, f"compiled step {step} after eager decoding")
+        handed = Eager(subject.model, cache=_natives(session))
+        adopted = [_adopting(base, eager.cache, session.position)]
+        adopted += [
+            _adopting(other, _natives(session), session.position)
+            for other in others
+            if other.capacity > session.position
+        ]
+        for step, token in enumerate(tokens[prompt + steps :], start=1):
+            where, want = f"(prompt {prompt}, {steps} steps)", eager.feed([token])
+            comparer.check(handed.feed([token]), want, f"eager step {step} after compiled decoding {where}")
+            for taker in (one for one in adopted if one.remaining):
+                label = f"compiled step {step} after eager decoding, capacity {taker.capacity} {where}"
+                comparer.check(taker.step([token]), want, label)
         if state_bytes(session.state) != before:
             raise CheckFailed("eager decoding on the caches that were handed over changed the session's own")
-        return comparer.figures()
+
+
+def _natives(session: CompiledDecodeSession) -> list[Any]:
+    return [cache.to_native() for cache in session.caches]
+
+
+def _adopting(base: CompiledDecodeSession, natives: list[Any], position: int) -> CompiledDecodeSession:
+    """Return a session that held another text of the same length, and has taken native caches over in its place."""
+    session = base.copy()
+    session.prefill([[0] * position])
+    pairs = zip(session.caches, natives, strict=True)
+    return session.with_state([cache.refilled(native).state for cache, native in pairs])

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from mlx_audit.checks.base import Check, CheckFailed, Figures
-from mlx_audit.checks.runs import Comparer, Eager, session_for, teacher_tokens
+from mlx_audit.checks.base import Check, Figures
+from mlx_audit.checks.runs import (
+    Comparer,
+    Eager,
+    require_traces,
+    rungs_of,
+    session_for,
+    teacher_tokens,
+)
 from mlx_audit.checks.subject import Subject
-from mlx_audit.decode.ladder import rung_for
 
 _CHUNK = 2048
 """Tokens a chunk of prefill, in mlx-lm and here."""
@@ -61,7 +67,7 @@ class LatePositions(Check):
         label = f"a prompt of {prompt}, capacity {capacity}"
         want = eager.feed(tokens[:prompt], chunk=_CHUNK)
         comparer.check(session.prefill([tokens[:prompt]]), want, f"prefill of {label}")
-        at, rungs = prompt, set[int]()
+        at, stepped = prompt, list[int]()
         for length in [*[1] * steps, *_EXTENSIONS, 1]:
             piece = tokens[at : at + length]
             if len(piece) < length:
@@ -69,11 +75,6 @@ class LatePositions(Check):
             got = session.step(piece) if length == 1 else session.extend([piece])
             comparer.check(got, eager.feed(piece), f"{length} more at position {at} after {label}")
             at += length
-            rungs |= {rung_for(at, capacity)} if length == 1 else set()
-        if session.trace_count != len(rungs):
-            raise CheckFailed(
-                f"traced {session.trace_count} times on {len(rungs)} rungs after {label}: "
-                + "; ".join(session.retrace_reasons[:2]),
-                figures=comparer.figures(),
-            )
-        return len(rungs)
+            stepped += [at] if length == 1 else []
+        require_traces(session, stepped, {**comparer.figures(), "prompt": prompt})
+        return len(rungs_of(session, stepped))

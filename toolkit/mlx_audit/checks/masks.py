@@ -1,103 +1,49 @@
-"""Who sees whom: properties of masks and slots, drawn by Hypothesis inside the run."""
+"""What masked slots may hold, and what the capacity may not change: properties drawn by Hypothesis inside the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
-import numpy as np
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from mlx_audit.checks.base import Check, CheckFailed, Figures
+from mlx_audit.checks.parts import (
+    CAPACITY,
+    POISON,
+    Part,
+    PartSpec,
+    capacity_for,
+    parts_of,
+    poisoned,
+    rings_of,
+    slotted_kinds,
+    specs_of,
+    without_slots,
+)
+from mlx_audit.checks.properties import require_always
 from mlx_audit.checks.runs import Comparer, session_for, teacher_tokens
 from mlx_audit.checks.subject import Subject
 from mlx_audit.checks.tolerance import largest_difference
 from mlx_audit.decode import CompiledDecodeSession, State
-
-_CAPACITY = 29
-_POISON = 1e4
-"""Large and finite: a masked slot is multiplied by zero, and zero times NaN is NaN."""
-
-
-class AttendedTokens(Check):
-    """Each token attends to exactly the right tokens.
-
-    What it does:
-        For drawn prompt lengths and numbers of steps: the mask of the next tokens shows exactly the causal set (and
-        within a window, where asked for), with no row all false; and a changed value in a slot changes the next logits
-        if and only if that slot holds an earlier token.
-
-    Why:
-        An edge off by one lets a token see the future, or forget the nearest past. A row that is all false gives the
-        mean of all values, not an error.
-
-    Example:
-        at position 7 the mask of query 0 shows slots [0, …, 8], wanted [0, …, 7]
-
-    How to fix:
-        Look at `make_mask`: query position ≥ key position, and query position < key position + window.
-
-    Sources:
-        mlx_lm/models/base.py create_causal_mask; ml-explore/mlx-lm#390 (a window one key too wide)
-    """
-
-    code = "MSK001"
-    tier = "numeric"
-    requires = ("PAR003", "STA002")
-    repeated = False
-
-    def run(self, subject: Subject) -> Figures:
-        base = session_for(subject, _CAPACITY)
-        tally = {"masks": 0, "attended": 0, "hidden": 0}
-        held = st.integers(1, _CAPACITY - 6)
-        strategy = {"prompt": held, "steps": st.integers(0, 2), "chunk": st.integers(1, 3), "slot": _slots()}
-        _property(subject, strategy, partial(self._example, subject, base, tally))
-        return tally
-
-    @staticmethod
-    def _example(
-        subject: Subject,
-        base: CompiledDecodeSession,
-        tally: dict[str, int],
-        prompt: int,
-        steps: int,
-        chunk: int,
-        slot: int,
-    ) -> None:
-        session, token = _at(subject, base, prompt, steps)
-        position = session.position
-        for cache in session.caches:
-            for window in (None, 3):
-                _require_causal(cache, chunk, position, window)
-                tally["masks"] += 1
-        changed = session.with_state(_poisoned(session.state, [slot], _POISON))
-        difference = largest_difference(changed.step([token]), session.step([token]))
-        attended = slot < position
-        tally["attended" if attended else "hidden"] += 1
-        if (difference > 0) != attended:
-            raise CheckFailed(
-                f"slot {slot} {'is ignored' if attended else 'is seen'} by the token at position {position} "
-                f"(prompt {prompt}, {steps} steps): changing it moved the logits by {difference:.3g}",
-                where=f"position {position}, slot {slot}",
-            )
 
 
 class UnwrittenSlotsHidden(Check):
     """Poison in slots that hold no token changes nothing.
 
     What it does:
-        Fills every slot beyond the position with large finite numbers and compares a compiled step and a chunk of
-        three with the clean run; again after a trim, where the stale rows of forgotten tokens stay in place. All slots
-        of the clean state must be finite.
+        Fills every slot that holds no token in sight of the next one (beyond the position, or about to be overwritten
+        in a ring, or in another chunk) with large finite numbers and compares a compiled step and a chunk of three with
+        the clean run; again after a trim, where the stale rows of forgotten tokens stay in place. All slots of the
+        clean state must be finite.
 
     Why:
         A masked slot is still multiplied by zero, so a NaN left in one spreads: masked slots must be finite.
 
     Example:
-        poison in slots 6…28 moved the logits by 0.4; caches[0] holds NaN: masked slots must be finite
+        poison in slots that hold nothing for position 6 moved the logits of a step by 0.4
+
+        caches[0] holds NaN or infinity: masked slots must be finite
 
     How to fix:
         Apply the mask in decode too; allocate buffers with zeros.
@@ -111,22 +57,32 @@ class UnwrittenSlotsHidden(Check):
     requires = ("MSK001", "STA003")
     repeated = False
 
+    def not_applicable(self, subject: Subject) -> str | None:
+        return without_slots(subject)
+
     def run(self, subject: Subject) -> Figures:
-        base = session_for(subject, _CAPACITY)
+        specs = specs_of(subject)
+        capacity = capacity_for([part.spec for part in slotted_kinds(subject)])
+        base = session_for(subject, capacity)
         tally = {"compared": 0}
         strategy = {
-            "prompt": st.integers(1, _CAPACITY - 6),
+            "prompt": st.integers(1, capacity - 6),
             "steps": st.integers(0, 3),
             "trim": st.integers(0, 2),
             "sign": st.sampled_from((-1, 1)),
         }
-        _property(subject, strategy, partial(self._example, subject, base, tally))
+        rings = rings_of(specs)
+        always = [
+            {"prompt": ring, "steps": steps, "trim": 0, "sign": 1} for ring in rings for steps in (0, 1)
+        ]
+        require_always(subject, strategy, partial(self._example, subject, base, specs, tally), always=always)
         return tally
 
     @staticmethod
     def _example(
         subject: Subject,
         base: CompiledDecodeSession,
+        specs: list[PartSpec],
         tally: dict[str, int],
         prompt: int,
         steps: int,
@@ -136,16 +92,17 @@ class UnwrittenSlotsHidden(Check):
         session, token = _at(subject, base, prompt, steps)
         require_finite(session.state)
         session.trim(min(trim, session.position - 1))
-        empty = list(range(session.position, _CAPACITY))
-        where = f"prompt {prompt}, {steps} steps, trim {trim}"
-        poisoned = session.with_state(_poisoned(session.state, empty, sign * _POISON))
+        where, position = f"prompt {prompt}, {steps} steps, trim {trim}", session.position
+        parts = parts_of(session.caches, specs)
+        hidden = {part.name: _hidden(part, position) for part in parts if part.slotted}
+        changed = poisoned(session, parts, sign * POISON, hidden)
         for call, feed in (("step", _step), ("chunk of 3", _chunk)):
-            difference = largest_difference(feed(poisoned.copy(), token), feed(session.copy(), token))
+            difference = largest_difference(feed(changed.copy(), token), feed(session.copy(), token))
             tally["compared"] += 1
             if difference != 0:
                 raise CheckFailed(
-                    f"poison in slots {empty[0]}…{empty[-1]} moved the logits of a {call} by {difference:.3g} "
-                    f"({where})",
+                    f"poison in slots that hold nothing for position {position} moved the logits of a {call} by "
+                    f"{difference:.3g} ({where})",
                     where=where,
                 )
 
@@ -154,7 +111,8 @@ class CapacityIndependent(Check):
     """The result does not depend on the capacity.
 
     What it does:
-        Runs the same tokens in sessions of several capacities and compares the logits.
+        Runs the same tokens in sessions of several capacities and compares the logits; a ring among them in a capacity
+        that it fills and never turns in.
 
     Why:
         A model that takes a position from the length of the key buffer sees the capacity instead. The model's own
@@ -175,21 +133,24 @@ class CapacityIndependent(Check):
     requires = ("PAR001", "STA002")
     repeated = False
 
-    _CAPACITIES = (_CAPACITY, 64, 101)
-
     def run(self, subject: Subject) -> Figures:
-        bases = [session_for(subject, capacity) for capacity in self._CAPACITIES]
+        rings = rings_of(specs_of(subject))
+        capacities = [CAPACITY, 64, 101, *rings]
+        bases = [session_for(subject, capacity) for capacity in capacities]
         comparer = Comparer(subject.tolerance)
-        strategy = {"prompt": st.integers(1, _CAPACITY - 6), "stream": st.integers(100, 10_000)}
-        _property(subject, strategy, partial(self._example, subject, bases, comparer), share=3)
-        return {**comparer.figures(), "capacities": list(self._CAPACITIES)}
+        strategy = {"prompt": st.integers(1, CAPACITY - 6), "stream": st.integers(100, 10_000)}
+        always = [{"prompt": ring - 3, "stream": 100} for ring in rings if 3 < ring <= CAPACITY - 3]
+        require_always(
+            subject, strategy, partial(self._example, subject, bases, comparer), always=always, share=3
+        )
+        return {**comparer.figures(), "capacities": capacities}
 
     @staticmethod
     def _example(
         subject: Subject, bases: list[CompiledDecodeSession], comparer: Comparer, prompt: int, stream: int
     ) -> None:
         tokens = teacher_tokens(subject, prompt + 3, stream=stream)
-        first, *others = (base.copy() for base in bases)
+        first, *others = (base.copy() for base in bases if base.capacity >= len(tokens))
         first.prefill([tokens[:prompt]])
         wanted = [first.step([token]) for token in tokens[prompt:]]
         for other in others:
@@ -205,42 +166,14 @@ def require_finite(state: State) -> None:
     Raises:
         CheckFailed: names the cache.
     """
-    for index, arrays in enumerate(state):
-        for array in arrays:
-            if mx.issubdtype(array.dtype, mx.floating) and not bool(mx.all(mx.isfinite(array)).item()):
-                raise CheckFailed(
-                    f"caches[{index}] holds NaN or infinity: masked slots must be finite",
-                    where=f"caches[{index}]",
-                )
-
-
-def _property(
-    subject: Subject, strategy: dict[str, Any], example: Callable[..., None], *, share: int = 1
-) -> None:
-    """Run `example` for drawn arguments; `share` divides the profile's number of examples."""
-    amounts = subject.amounts
-
-    def drawn(**arguments: Any) -> None:
-        example(**arguments)
-
-    run = given(**strategy)(drawn)
-    limits = settings(
-        max_examples=max(2, amounts.examples // share),
-        derandomize=amounts.derandomize,
-        database=None,
-        deadline=None,
-        phases=(Phase.explicit, Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-    )
-    try:
-        (limits(run) if amounts.derandomize else seed(subject.seed)(limits(run)))()
-    except BaseExceptionGroup as group:  # a failure that an equal example does not show again
-        raise group.exceptions[0] from None
-
-
-def _slots() -> st.SearchStrategy[int]:
-    return st.integers(0, _CAPACITY - 1)
+    finite = [[mx.all(mx.isfinite(array)) for array in arrays] for arrays in state]
+    mx.eval(finite)  # at once: each evaluation waits for the device
+    for index, flags in enumerate(finite):
+        if not all(bool(flag.item()) for flag in flags):
+            raise CheckFailed(
+                f"caches[{index}] holds NaN or infinity: masked slots must be finite",
+                where=f"caches[{index}]",
+            )
 
 
 def _at(
@@ -255,34 +188,14 @@ def _at(
     return session, tokens[-1]
 
 
-def _poisoned(state: State, slots: list[int], value: float) -> State:
-    """Return a state in which some slots of every buffer hold `value`."""
-    result = []
-    for arrays in state:
-        changed = []
-        for array in arrays:
-            if array.ndim == 4 and slots:
-                array = mx.array(array)
-                array[:, :, mx.array(slots), :] = value
-            changed.append(array)
-        result.append(changed)
-    return result
+def _hidden(part: Part, position: int) -> list[int]:
+    """Return the slots that hold nothing for a token at `position` or later: whatever it sees of them is a fault.
 
-
-def _require_causal(cache: Any, queries: int, position: int, window: int | None) -> None:
-    mask = np.array(cache.make_mask(queries, window_size=window))
-    shape = (1, 1, queries, cache.capacity)
-    if mask.shape != shape or mask.dtype != np.bool_:
-        raise CheckFailed(f"the mask is {mask.dtype}{list(mask.shape)}, wanted bool{list(shape)}")
-    for query in range(queries):
-        last = position + query
-        want = list(range(max(0, last - window + 1) if window else 0, last + 1))
-        got = np.flatnonzero(mask[0, 0, query]).tolist()
-        if got != want:
-            raise CheckFailed(
-                f"at position {position} the mask of query {query} (window {window}) shows slots {got}, wanted {want}",
-                where=f"position {position}, query {query}",
-            )
+    The slot that it is written to is among them, since what was there is overwritten before anybody reads it.
+    """
+    slots = part.cache.slots
+    seen = {part.spec.slot(time, slots) for time in part.spec.visible(position)[:-1]}
+    return [slot for slot in range(slots) if slot not in seen]
 
 
 def _step(session: CompiledDecodeSession, token: int) -> mx.array:

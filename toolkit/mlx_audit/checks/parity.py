@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 
-from mlx_audit.caches import host_int
-from mlx_audit.checks.base import Check, CheckFailed, Figures
-from mlx_audit.checks.runs import PROMPT, Comparer, Eager, eager_logits, session_for, teacher_tokens
+from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
+from mlx_audit.checks.reference import NoReference, error_against, float64_logits
+from mlx_audit.checks.runs import (
+    PROMPT,
+    Comparer,
+    Eager,
+    eager_logits,
+    require_traces,
+    session_for,
+    teacher_tokens,
+    windows,
+)
+from mlx_audit.checks.stand_ins import stand_ins_for
 from mlx_audit.checks.subject import Subject
+from mlx_audit.errors import describe
 
 _CHUNKS = (1, 2, 3, 5, PROMPT)
+_SHORT = 3
+"""Steps in float64."""
+
+_WIDEST = 128
+"""Tokens of the widest window that is turned here."""
 
 
 class TeacherForcedLogits(Check):
@@ -19,12 +36,19 @@ class TeacherForcedLogits(Check):
 
     What it does:
         Feeds the same random tokens to a compiled session and to eager decoding with the model's own caches and
-        compares the logits at each step; for prompts of 1, 13 and all but one of the capacity; in float32, bfloat16
-        and float16 on the main configuration. The step must be traced exactly once in each session.
+        compares the logits at each step; for prompts of 1, 13 and all but one of the capacity, and, for each window or
+        chunk W of the caches, for prompts of W−1, W, W+1 and 2W+1, until the ring has turned at least twice more. In
+        bfloat16 and float16 there is one run each. The step must be traced exactly once, before, at and after the
+        turn.
+        `minimum_tolerance` is the smallest relative tolerance that would have passed. `float64` gives the error of
+        eager and of compiled float32 against eager float64 on the same weights, relative to the largest logit.
+        A dtype that eager decoding refuses here says so; where only `gather_mm` refuses it, both sides run with a
+        stand-in, which is named.
 
     Why:
         Random tokens are forced on both sides because greedy tokens of a tiny model hardly vary: with them a frozen
-        position would go unseen. The first replay of a frozen write looks right, so many steps are compared.
+        position would go unseen. The first replay of a frozen write looks right, so many steps are compared. A ring
+        that is off by one shows only where it turns.
 
     Example:
         logits differ at step 2 after a prompt of 13: logits[17] is 1.25, wanted 1.5
@@ -42,75 +66,90 @@ class TeacherForcedLogits(Check):
     requires = ("ENV001", "TRC001", "TRC005")
 
     def run(self, subject: Subject) -> Figures:
-        dtypes = [subject.dtype]
+        figures: Figures = {subject.dtype: _in_dtype(subject)}
+        if subject.dtype != "float32" and isinstance(figures[subject.dtype], str):
+            raise NotRun(f"{subject.dtype} {figures[subject.dtype]}")
         if subject.main:
-            dtypes += [dtype for dtype in ("float32", "bfloat16", "float16") if dtype != subject.dtype]
-        figures: Figures = {}
-        for dtype in dtypes:
-            figures[dtype] = _one_dtype(subject, dtype)
+            for dtype in ("float32", "bfloat16", "float16"):
+                if dtype != subject.dtype:
+                    figures[dtype] = _in_dtype(replace(subject, dtype=dtype))
+            figures["float64"] = _against_float64(replace(subject, dtype="float32"))
         return figures
 
 
-def _one_dtype(subject: Subject, dtype: str) -> Figures:
-    typed = subject if dtype == subject.dtype else replace(subject, dtype=dtype)
+def _in_dtype(subject: Subject) -> Figures | str:
+    """Compare in the subject's dtype; a shorter one than float32 may be impossible here, and then why is returned."""
+    comparer = Comparer(subject.tolerance)
+    if subject.dtype == "float32":
+        for runs in _plans(subject):
+            _compare(subject, runs, comparer)
+        return {**comparer.figures(), "windows": windows(subject.model)}
+    with stand_ins_for(subject.dtype) as used:
+        refusal = _eager_refusal(subject)
+        if refusal is not None:
+            return f"not run: {refusal}"
+        _compare(subject, [(PROMPT, subject.amounts.steps)], comparer)
+    return {**comparer.figures(), **({"stand_in": ", ".join(sorted(used))} if used else {})}
+
+
+def _plans(subject: Subject) -> Iterator[list[tuple[int, int]]]:
+    """Yield prompts and numbers of steps; those of one list share a session's capacity, and its one trace."""
     steps = subject.amounts.steps
-    comparer = Comparer(typed.tolerance)
-    runs = [(PROMPT, steps)] + ([(1, 6), (PROMPT + steps - 1, 1)] if subject.main else [])
+    yield [(PROMPT, steps)]
+    if not subject.main:
+        return
+    yield [(1, 6)]
+    yield [(PROMPT + steps - 1, 1)]
+    for window in windows(subject.model):
+        if window > _WIDEST:
+            raise NotRun(
+                f"a window of {window} tokens is too wide to turn it several times: give the tiny configuration one of "
+                f"at most {_WIDEST}"
+            )
+        short = [(prompt, 2 * window + 1) for prompt in (window - 1, window, window + 1) if prompt]
+        yield [*short, (2 * window + 1, 3 * window + 1)]
+
+
+def _compare(subject: Subject, runs: Sequence[tuple[int, int]], comparer: Comparer) -> None:
+    base = session_for(subject, max(prompt + count for prompt, count in runs))
+    positions: list[int] = []
     for prompt, count in runs:
         tokens = teacher_tokens(subject, prompt + count)
-        wanted = eager_logits(typed.model, tokens[:prompt], tokens[prompt:])
-        session = session_for(typed, prompt + count)
-        label = f"after a prompt of {prompt}, {dtype}"
+        wanted = eager_logits(subject.model, tokens[:prompt], tokens[prompt:])
+        session = base.copy()
+        label = f"after a prompt of {prompt}, {subject.dtype}"
         comparer.check(session.prefill([tokens[:prompt]]), wanted[0], f"prefill {label}")
         for step, (token, want) in enumerate(zip(tokens[prompt:], wanted[1:], strict=True), start=1):
             comparer.check(session.step([token]), want, f"step {step} {label}")
-        if session.trace_count != 1:
-            raise CheckFailed(
-                f"traced {session.trace_count} times in {count} steps, wanted 1: "
-                + "; ".join(session.retrace_reasons[:2]),
-                figures=comparer.figures(),
-            )
-    return comparer.figures()
+        positions += range(prompt + 1, prompt + count + 1)
+        require_traces(session, positions, comparer.figures())
 
 
-class GreedyTokens(Check):
-    """Greedy tokens equal eager decoding.
+def _eager_refusal(subject: Subject) -> str | None:
+    """Return why mlx-lm's own eager decoding gives nothing to compare with in this dtype, or None."""
+    tokens = teacher_tokens(subject, PROMPT + 1)
+    try:
+        logits = eager_logits(subject.model, tokens[:PROMPT], tokens[PROMPT:])
+    except Exception as error:
+        return f"eager decoding raises {describe(error)}"
+    finite = all(bool(mx.all(mx.isfinite(array)).item()) for array in logits)
+    return None if finite else "eager logits are not finite"
 
-    What it does:
-        Generates greedily with a compiled session and eagerly, from the same prompt, and compares the tokens. The
-        tiny model's matrices are scaled so that its greedy tokens vary.
 
-    Why:
-        Tokens are what a user sees. This is the weakest parity check: it only adds to the comparison of logits.
-
-    Example:
-        token 5 is 17, wanted 42
-
-    How to fix:
-        See PAR001.
-
-    Sources:
-        mlx_lm/generate.py generate_step
-    """
-
-    code = "PAR002"
-    tier = "numeric"
-    requires = ("PAR001",)
-    repeated = False
-
-    def run(self, subject: Subject) -> Figures:
-        count = subject.amounts.steps
-        prompt = teacher_tokens(subject, PROMPT, stream=1)
-        eager = Eager(subject.model)
-        logits, wanted = eager.feed(prompt), []
-        for _ in range(count):
-            wanted.append(host_int(mx.argmax(logits, axis=-1)))
-            logits = eager.feed([wanted[-1]])
-        got = list(session_for(subject, PROMPT + count).generate(prompt, max_new_tokens=count))
-        for index, (token, want) in enumerate(zip(got, wanted, strict=True)):
-            if token != want:
-                raise CheckFailed(f"token {index} is {token}, wanted {want}", where=f"token {index}")
-        return {"tokens": count, "distinct_tokens": len(set(got))}
+def _against_float64(subject: Subject) -> Figures:
+    tokens = teacher_tokens(subject, PROMPT + _SHORT, stream=20)
+    prompt, forced = tokens[:PROMPT], tokens[PROMPT:]
+    try:
+        wanted = float64_logits(subject, prompt, forced)
+    except NoReference as reason:
+        return {"not_computed": str(reason)}
+    session = session_for(subject, len(tokens))
+    compiled = [session.prefill([prompt]), *(session.step([token]) for token in forced)]
+    errors = [
+        max(error_against(got, want) for got, want in zip(logits, wanted, strict=True))
+        for logits in (eager_logits(subject.model, prompt, forced), compiled)
+    ]
+    return {"eager_error": errors[0], "compiled_error": errors[1], "ratio": errors[1] / max(errors[0], 1e-30)}
 
 
 class Continuation(Check):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,8 +13,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_audit.caches import host_float, host_int
 from mlx_audit.checks.base import CheckFailed
 from mlx_audit.checks.subject import Subject
-from mlx_audit.checks.tolerance import Tolerance, largest, largest_difference
+from mlx_audit.checks.tolerance import Tolerance, largest, largest_difference, relative_difference
 from mlx_audit.decode import CompiledDecodeSession, State, run
+from mlx_audit.decode.ladder import rung_for
+from mlx_audit.models.live import flat_specs
 
 PROMPT = 13
 """Tokens of the usual prompt: long enough for a wrong position to matter, odd against any chunk."""
@@ -31,6 +33,36 @@ def session_for(
 ) -> CompiledDecodeSession:
     """Return a session on the subject's tiny model, without asking for evidence: this is how evidence is made."""
     return CompiledDecodeSession(model or subject.model, capacity, evidence="ignore", **options)
+
+
+def windows(model: nn.Module) -> list[int]:
+    """Return the distinct sizes, in tokens, after which a cache of the model forgets: of rings and of chunks."""
+    parameters = [dict(spec.parameters) for spec in flat_specs(model)]
+    return sorted({own[name] for own in parameters for name in ("window", "chunk") if name in own})
+
+
+def rungs_of(session: CompiledDecodeSession, positions: Iterable[int]) -> set[int]:
+    """Return the rungs over which steps that end at `positions` attend; without attention all are one.
+
+    A step attends over no more slots than there are: a stack of rings stops at the longest ring.
+    """
+    slots = max((cache.slots for cache in session.caches), default=0)
+    return {min(rung_for(position, session.capacity), slots) for position in positions}
+
+
+def require_traces(session: CompiledDecodeSession, positions: Sequence[int], figures: dict[str, Any]) -> None:
+    """Require one trace for each rung of the steps taken, which ended at `positions`.
+
+    Raises:
+        CheckFailed: with what forced the further traces.
+    """
+    wanted = len(rungs_of(session, positions))
+    if session.trace_count != wanted:
+        raise CheckFailed(
+            f"traced {session.trace_count} times in {len(positions)} steps, wanted {wanted}: "
+            + "; ".join(session.retrace_reasons[:2]),
+            figures=figures,
+        )
 
 
 class Eager:
@@ -61,6 +93,8 @@ class Comparer:
     def __init__(self, tolerance: Tolerance) -> None:
         self.tolerance = tolerance
         self.largest = 0.0
+        self.needed = 0.0
+        """The smallest relative tolerance that would have accepted all comparisons so far."""
         self.compared = 0
 
     def check(self, got: mx.array, want: mx.array, where: str) -> None:
@@ -71,6 +105,7 @@ class Comparer:
         """
         difference = largest_difference(got, want)
         self.largest = max(self.largest, difference)
+        self.needed = max(self.needed, relative_difference(got, want))
         self.compared += 1
         if not self.tolerance.accepts(got, want):
             raise CheckFailed(
@@ -82,7 +117,12 @@ class Comparer:
 
     def figures(self) -> dict[str, Any]:
         """Return what was measured."""
-        return {"compared": self.compared, "max_difference": self.largest, "class": self.tolerance.name}
+        return {
+            "compared": self.compared,
+            "max_difference": self.largest,
+            "minimum_tolerance": self.needed,
+            "class": self.tolerance.name,
+        }
 
 
 def same_bytes(first: State, second: State) -> bool:

@@ -16,6 +16,10 @@ _KERNEL = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}
 """Relative to the largest logit: another kernel computed the same thing."""
 
 
+_SMALLEST = 1e-30
+"""What the largest reference value counts as where all are zero."""
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """A bound on the largest difference, relative to the largest reference value; 0 means bit-equal values."""
@@ -26,7 +30,7 @@ class Tolerance:
     def accepts(self, got: mx.array, want: mx.array) -> bool:
         """Return whether all of `got` is finite and within the bound of `want`."""
         difference, size = largest_difference(got, want), largest(want)
-        return bool(np.isfinite(difference)) and difference <= self.relative * max(size, 1e-30)
+        return bool(np.isfinite(difference)) and difference <= self.relative * max(size, _SMALLEST)
 
 
 def tolerance_for(exactness: str, dtype: str, backend: str) -> Tolerance:
@@ -46,6 +50,11 @@ def largest_difference(got: mx.array, want: mx.array) -> float:
     gap = mx.abs(got.astype(mx.float32) - want.astype(mx.float32))
     difference = host_float(mx.max(gap)) if got.size else 0.0
     return difference if np.isfinite(difference) else float("inf")
+
+
+def relative_difference(got: mx.array, want: mx.array) -> float:
+    """Return the smallest relative tolerance that accepts `got`."""
+    return largest_difference(got, want) / max(largest(want), _SMALLEST)
 
 
 def largest(array: mx.array) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mlx_audit.checks.base import Check, CheckFailed, Figures
 from mlx_audit.checks.subject import Subject
 from mlx_audit.tracing import HISTORIES, lint
+from mlx_audit.tracing.attention import unmasked_attention
 from mlx_audit.tracing.cost import step_cost
 
 COST_CAPACITY = 8192
@@ -81,7 +82,7 @@ class OneTrace(Check):
 
     def run(self, subject: Subject) -> Figures:
         graph = subject.proof.graph
-        cost = step_cost(graph, COST_CAPACITY, subject.tracer.capacity)
+        cost = step_cost(graph, COST_CAPACITY)
         _require_none(lint.signature_drift(graph), {})
         return {"state_leaves": len(graph.state_inputs), "cost": cost.figures()}
 
@@ -113,7 +114,7 @@ class NothingBakedIn(Check):
 
     def run(self, subject: Subject) -> Figures:
         graph = subject.proof.graph
-        _require_none(lint.baked_arrays(graph, subject.tracer.capacity, subject.tracer.rung), {})
+        _require_none(lint.baked_arrays(graph), {})
         unread = [value.path for value in graph.parameters if value.name not in graph.users]
         return {"weights": len(graph.parameters), "unread_weights": len(unread)}
 
@@ -145,18 +146,24 @@ class StateThreads(Check):
 
     def run(self, subject: Subject) -> Figures:
         graph, capacity = subject.proof.graph, subject.tracer.capacity
-        short = [
-            f"caches[{index}] holds {cache.capacity} tokens, asked for were {capacity}"
+        parts = [
+            (f"caches[{index}]", part)
             for index, cache in enumerate(subject.tracer.step.caches)
-            if cache.capacity != capacity
+            for part in cache.parts
+        ]
+        short = [
+            f"{name} holds {part.capacity} tokens, asked for were {capacity}"
+            for name, part in parts
+            if part.capacity != capacity
         ]
         short += [
-            f"caches[{index}] says that it holds {capacity} tokens, and has {array.shape[2]} slots"
-            for index, cache in enumerate(subject.tracer.step.caches)
-            for array in cache.state
-            if cache.kind == "linear" and array.ndim == 4 and array.shape[2] != capacity
+            f"{name} says that it holds {capacity} tokens, and has {array.shape[2]} slots"
+            for name, part in parts
+            if part.kind in ("linear", "quantized")
+            for array, role in zip(part.state, part.roles, strict=True)
+            if role == "buffer" and array.shape[2] != capacity
         ]
-        _require_none(short + lint.broken_threads(graph, capacity), {})
+        _require_none(short + lint.broken_threads(graph), {})
         return {"state_leaves": len(graph.state_inputs)}
 
 
@@ -188,12 +195,18 @@ class EveryAttentionMasked(Check):
     requires = ("TRC001", "TRC004")
 
     def not_applicable(self, subject: Subject) -> str | None:
-        return None if any(cache.kind != "arrays" for cache in subject.tracer.step.caches) else "no attention"
+        parts = [part for cache in subject.tracer.step.caches for part in cache.parts]
+        return None if any(part.slots or part.kind != "arrays" for part in parts) else "no attention"
 
     def run(self, subject: Subject) -> Figures:
         tracer = subject.tracer
-        findings, attentions = lint.unmasked_attention(subject.proof.graph, tracer.capacity, tracer.rung)
-        figures = {"attentions": attentions, "capacity": tracer.capacity, "rung": tracer.rung}
+        findings, masks = unmasked_attention(subject.proof.graph)
+        figures = {
+            "attentions": sum(mask.attentions for mask in masks.values()),
+            "capacity": tracer.capacity,
+            "rung": tracer.rung,
+            "masks": {name: f"{mask.attentions} × {mask.mask}" for name, mask in masks.items()},
+        }
         _require_none(findings, figures)
         return figures
 

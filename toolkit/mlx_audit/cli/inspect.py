@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_audit.cli import _choices, _console
+from mlx_audit.cli import _choices, _console, _strip
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,18 +21,9 @@ Config = Annotated[Path | None, typer.Option("--config", help="A config.json ins
 Json = Annotated[bool, typer.Option("--json", help="Write as JSON to stdout.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that it may take.")]
 
-STRIP = {
-    "linear": ("█", "blue"),
-    "rotating": ("▒", "yellow"),
-    "chunked": ("▚", "cyan"),
-    "quantized": ("▓", "green"),
-    "arrays": ("░", "magenta"),
-    "composite": ("▙", "red"),
-    "none": ("·", "dim"),
-}
-"""Glyph and colour of each cache kind."""
-
-_UNKNOWN = ("?", "bold red")
+_WIDTH = 80
+_LABEL = 36
+"""Columns of labels that stand in line with each other; a longer one has what it sees below it."""
 
 
 def inspect(target: Target, config: Config = None, json: Json = False, timeout: Timeout = 600.0) -> int:
@@ -61,25 +52,75 @@ def _show(console: Console, item: Inspection) -> None:
     from rich.text import Text
 
     claim = f"claimed {item.claimed}" if item.claimed is not None else "no claim"
-    head = f"  {item.variant}  {item.configuration}  rope {item.rope}  {claim}"
-    console.print(Text.assemble((item.family, "bold"), head))
-    glyphs = [STRIP.get(layer.partition("(")[0], _UNKNOWN) for layer in item.layers]
-    console.print(Text.assemble("  ", *glyphs))
-    console.print(Text.assemble("  ", *_legend(item)))
-    for cost in item.costs:
-        from mlx_audit.cli._render import cost_line
-
-        console.print(Text(f"  {cost_line(cost)}"))
+    console.print(Text.assemble((item.family, "bold"), f"  {item.variant}  {item.configuration}"))
+    _print(console, f"{len(item.layers)} layers: {item.pattern()}", "  ")
+    _print(console, f"rope {item.rope}, {claim}", "  ", "dim")
+    for note in item.notes:
+        _print(console, note, "  ", "yellow")
+    console.print()
+    _show_strip(console, item)
+    console.print()
+    _show_kinds(console, item)
+    _show_costs(console, item)
     for hazard in item.hazards:
         console.print(Text(f"  ✕ {hazard}", "red"))
     if not item.hazards and item.costs:
         console.print(Text("  ● the same graph at every position and history", "green"))
 
 
-def _legend(item: Inspection) -> list[tuple[str, str]]:
-    """Each kind's glyph with its name, where it is in the strip, and how often."""
-    parts: list[tuple[str, str]] = []
-    for layer, count in item.counts().items():
-        glyph, colour = STRIP.get(layer.partition("(")[0], _UNKNOWN)
-        parts += [(f"{glyph} ", colour), (f"{layer} ×{count}   ", "")]
-    return [*parts, (item.pattern(), "dim")]
+def _show_strip(console: Console, item: Inspection) -> None:
+    """Print one glyph a layer; each row begins with the number of its first layer."""
+    from rich.text import Text
+
+    if item.before:
+        console.print(Text.assemble(("before  ", "dim"), *map(_strip.glyph, item.before)))
+    for start, groups in _strip.rows(item.layers):
+        row = Text(f"{start:6}  ", "dim")
+        for group in groups:
+            row.append_text(Text.assemble(*map(_strip.glyph, group), " "))
+        row.rstrip()
+        console.print(row)
+
+
+def _show_kinds(console: Console, item: Inspection) -> None:
+    """Print how often each cache occurs, and which earlier tokens a token sees through it."""
+    from rich.text import Text
+
+    counts = item.counts()
+    column = max((len(label) for label in counts if len(label) <= _LABEL), default=0)
+    for label, count in counts.items():
+        head = Text.assemble("  ", _strip.glyph(label), f" {count:3} × ", label.ljust(column))
+        sees = f"sees {item.sees.get(label, 'not known')}"
+        if len(head) + 2 + len(sees) <= _WIDTH:
+            console.print(Text.assemble(head, "  ", (sees, "dim")))
+        else:
+            console.print(head)
+            _print(console, sees, " " * 10, "dim")
+    for name, mask in item.masks.items():
+        _print(console, f"attention, {name}: {mask}", "  ", "dim")
+
+
+def _show_costs(console: Console, item: Inspection) -> None:
+    from mlx_audit.cli._render import human_bytes
+
+    if not item.costs:
+        return
+    first = item.costs[0]
+    reads = (
+        f"a step reads {human_bytes(first['weights_bytes'])} of weights in {first['primitives']:,} primitives"
+    )
+    at = [f"{human_bytes(cost['cache_bytes'])} at {cost['capacity']:,}" for cost in item.costs]
+    equal = first["equal_capacity"]
+    grows = f"cache equals weights at {equal:,} tokens" if equal else "the cache does not grow with the text"
+    _print(console, reads, "  ")
+    _print(console, f"and of cache {', '.join(at)} tokens; {grows}", "  ")
+
+
+def _print(console: Console, text: str, indent: str, style: str = "") -> None:
+    """Print a text in lines of at most 80 columns."""
+    from textwrap import wrap
+
+    from rich.text import Text
+
+    for line in wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  "):
+        console.print(Text(line, style))

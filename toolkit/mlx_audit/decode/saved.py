@@ -14,8 +14,9 @@ import mlx.core as mx
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from mlx_audit.caches import FixedCapacityCache
 from mlx_audit.decode.step import DecodeStep, State
-from mlx_audit.errors import SavedSessionInvalid
+from mlx_audit.errors import MlxAuditError, SavedSessionInvalid
 
 FORMAT = "mlx-audit/session/1"
 _KEY = "mlx_audit"
@@ -53,31 +54,40 @@ class SavedState:
                 name = f"{index}.{part}"
                 array = self.arrays.get(name)
                 if array is None:
-                    raise self._invalid("an array is missing", name, None)
+                    raise self.invalid("an array is missing", name, None)
                 self._require(f"array {name}", (array.shape, array.dtype), (like.shape, like.dtype))
                 # Read now: MLX would do so in the middle of a step, long after the file may have changed.
                 try:
                     mx.eval(array)
                 except RuntimeError as error:
-                    raise self._invalid(f"array {name} cannot be read", error, None) from error
+                    raise self.invalid(f"array {name} cannot be read", error, None) from error
                 if not mx.isfinite(array).all():
                     # A masked slot is still multiplied by zero, so one NaN anywhere spoils every logit.
-                    raise self._invalid(
+                    raise self.invalid(
                         f"array {name} holds values that are not finite", None, "finite numbers"
                     )
                 arrays.append(array)
-            held = cache.with_state(arrays).count()
+            held = self._held(cache.with_state(arrays), index)
             if held is not None:
                 self._require(f"position of cache {index}", held, self.position)
             state.append(arrays)
         self._require("arrays", len(self.arrays), sum(len(arrays) for arrays in state))
         return state
 
+    def _held(self, cache: FixedCapacityCache, index: int) -> int | None:
+        """Return the tokens that a cache holds, each row and part of it checked."""
+        try:
+            cache.require_sound()
+        except MlxAuditError as error:
+            raise self.invalid(f"position of cache {index} cannot be", error, None) from error
+        return cache.count()
+
     def _require(self, what: str, found: Any, allowed: Any) -> None:
         if found != allowed:
-            raise self._invalid(f"{what} does not fit the model", found, allowed)
+            raise self.invalid(f"{what} does not fit the model", found, allowed)
 
-    def _invalid(self, what: str, found: Any, allowed: Any) -> SavedSessionInvalid:
+    def invalid(self, what: str, found: Any, allowed: Any) -> SavedSessionInvalid:
+        """Return the error that refuses this file."""
         return SavedSessionInvalid(
             what, where=str(self.path), found=found, allowed=allowed, fix="prefill a new session and save it"
         )

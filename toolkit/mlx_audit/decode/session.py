@@ -22,9 +22,10 @@ from mlx_audit.caches import FixedCapacityCache, handle, host_int
 from mlx_audit.decode.counted import CountedCompile
 from mlx_audit.decode.ladder import rung_for
 from mlx_audit.decode.saved import load_state, save_state
+from mlx_audit.decode.state import require_count
 from mlx_audit.decode.step import DecodeStep, State, run
 from mlx_audit.decode.tokens import integers, token_array
-from mlx_audit.errors import CapacityExceeded, SessionBroken, SessionMisuse, ShapeMismatch
+from mlx_audit.errors import CapacityExceeded, HostState, SessionBroken, SessionMisuse, ShapeMismatch
 from mlx_audit.evidence import require_capable
 
 Sampler = Callable[[mx.array], mx.array]
@@ -147,7 +148,8 @@ class CompiledDecodeSession:
             else:
                 logits, caches = self._read_rows(ids, counts)
                 native = None
-            step = self._even if native is not None else DecodeStep(self.model, caches)
+            step = self._even if native is not None else self._padded()
+            require_count(caches, longest)
             state = [cache.state for cache in caches]
             del native, caches
             mx.eval(state)
@@ -171,6 +173,10 @@ class CompiledDecodeSession:
         entries = zip(self._even.caches, *(native for _, native in rows), strict=True)
         caches = [cache.merged(natives) for cache, *natives in entries]
         return mx.concatenate([logits for logits, _ in rows]), caches
+
+    def _padded(self) -> DecodeStep:
+        """Return the step of a ragged batch; its caches hold no arrays of a session, which could not be donated."""
+        return DecodeStep(self.model, [cache.padded() for cache in self._even.caches])
 
     def _lengths(self, lengths: Any, width: int) -> list[int]:
         if lengths is None:
@@ -325,7 +331,10 @@ class CompiledDecodeSession:
         saved = load_state(Path(path))
         session = cls(model, saved.capacity, saved.batch_size, **options)
         if saved.ragged:
-            session._step = DecodeStep(model, [cache.padded() for cache in session._even.caches])
+            try:
+                session._step = session._padded()
+            except ShapeMismatch as error:
+                raise saved.invalid("the model cannot hold rows of different length", error, None) from error
         session._state = saved.state_for(session._step)
         session._position = saved.position
         return session
@@ -334,7 +343,12 @@ class CompiledDecodeSession:
         self, ids: mx.array, count: int, sampler: Sampler | None, stop_tokens: frozenset[int]
     ) -> Iterator[int]:
         logits = self.extend(ids) if self._position else self.prefill(ids)
-        choice = _chosen(logits, sampler)
+        yield from self._follow(_chosen(logits, sampler), count, sampler, stop_tokens)
+
+    def _follow(
+        self, choice: mx.array, count: int, sampler: Sampler | None, stop_tokens: frozenset[int]
+    ) -> Iterator[int]:
+        """Yield `choice` `[1]` and the tokens after it, `count` in all; the last one is not fed."""
         runs_ahead = sampler is None and all(cache.rewinds for cache in self._step.caches)
         try:
             for index in range(count):
@@ -474,7 +488,14 @@ def _require_positive(**sizes: Any) -> None:
 
 
 def _require_capacity(caches: list[FixedCapacityCache], max_tokens: int) -> None:
-    """Refuse caches that hold less than was asked for: the session would count past their end."""
+    """Refuse caches that hold less than was asked for, or nothing: the session would count what is not there."""
+    if not any(cache.state for cache in caches):
+        raise HostState(
+            "the forward writes no cache, so that a step would know nothing of the tokens before it",
+            where=f"new_fixed_capacity_cache({max_tokens})",
+            found=f"{len(caches)} caches without state",
+            allowed="one cache or more that each token is written to",
+        )
     for index, cache in enumerate(caches):
         for part in cache.parts:
             short = [

@@ -63,6 +63,24 @@ def require_fixed_capacity(caches: Sequence[Any]) -> None:
         check_state_tree(cache.state, name=f"caches[{index}].state")
 
 
+def require_count(caches: Sequence[FixedCapacityCache], tokens: int) -> None:
+    """Refuse caches that took in another number of tokens than were fed: the host would count past their end.
+
+    Raises:
+        HostState: names the cache.
+    """
+    for index, cache in enumerate(caches):
+        held = cache.count()
+        if held not in (None, tokens):
+            raise HostState(
+                "a cache took in another number of tokens than were fed",
+                where=f"caches[{index}]: {type(cache).__name__}",
+                found=held,
+                allowed=tokens,
+                fix="each entry of make_cache() must be written once a token, by one layer",
+            )
+
+
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, list | tuple):
         for index, item in enumerate(tree):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -32,6 +32,8 @@ class DecodeStep:
         self._parameters = Parameters(model)
         self.written: list[str] = []
         """What the last run of the body wrote outside the caches, by path; arrays were put back."""
+        self.rewritten: dict[str, mx.array] = {}
+        """The parameters among it, with what took their place; placeholders where the step was traced."""
 
     def at_rung(self, rung: int) -> DecodeStep:
         """Return the step that attends over the first `rung` slots."""
@@ -75,15 +77,23 @@ class DecodeStep:
         # decoding, so that the trace proof can see its effect.
         before.undo(of_arrays(changes))
         before.rewind()
-        written = (c.path for c in changes if given.get((id(c.container), c.key)) is not c.new)
-        kept = (
-            f"caches[{index}].{name}"
-            for index, (cache, bare) in enumerate(zip(caches, self.caches, strict=True))
-            for name in vars(cache).keys() - vars(bare).keys()
-            if name != "handed"
-        )
-        self.written = list(dict.fromkeys([*written, *kept]))
+        written = [c for c in changes if given.get((id(c.container), c.key)) is not c.new]
+        self.rewritten = {
+            c.path: c.new
+            for c in written
+            if (id(c.container), c.key) in given and isinstance(c.new, mx.array)
+        }
+        self.written = list(dict.fromkeys([*(c.path for c in written), *_kept(caches, self.caches)]))
         return logits, [cache.state for cache in caches]
+
+
+def _kept(caches: Sequence[FixedCapacityCache], bare: Sequence[FixedCapacityCache]) -> Iterator[str]:
+    """Yield attributes that a forward has added to the cache objects, which a step throws away."""
+    for index, pair in enumerate(zip(caches, bare, strict=True)):
+        for cache, before in zip(*(cache.parts for cache in pair), strict=True):
+            for name in vars(cache).keys() - vars(before).keys():
+                if name != "handed":
+                    yield f"caches[{index}].{name}"
 
 
 def run(model: nn.Module, tokens: mx.array, caches: Sequence[Any]) -> mx.array:

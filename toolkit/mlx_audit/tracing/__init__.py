@@ -1,7 +1,7 @@
 """The traced step as data: compare, lint, cost."""
 
 from mlx_audit.tracing import lint
-from mlx_audit.tracing.graph import Graph, Node, Value
+from mlx_audit.tracing.graph import Graph, Leaf, Node, Value
 from mlx_audit.tracing.proof import HISTORIES, TraceProof, prove
 from mlx_audit.tracing.tracer import (
     PRIME_CAPACITY,
@@ -17,6 +17,7 @@ __all__ = [
     "PRIME_CAPACITY",
     "ExportRefused",
     "Graph",
+    "Leaf",
     "Node",
     "StepTracer",
     "TraceFailed",

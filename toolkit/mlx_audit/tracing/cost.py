@@ -18,7 +18,7 @@ class Cost:
     Attributes:
         capacity: Tokens that the caches hold, and that a step attends over.
         weights_bytes: Parameters read; of an embedding that is only looked up, nothing.
-        cache_bytes: Cache read, at this capacity.
+        cache_bytes: Caches read, at this capacity: rings and recurrent state no longer grow there.
         primitives: Operations in the graph, before fusion.
         equal_capacity: Capacity at which the cache costs as much as the weights. A fixed-capacity step reads all of
             its capacity while eager decoding reads what is filled, so well beyond this a compiled step stops paying
@@ -36,18 +36,23 @@ class Cost:
         return asdict(self)
 
 
-def step_cost(graph: Graph, capacity: int, traced_capacity: int) -> Cost:
-    """Return the cost of a step at `capacity`, from a graph that was traced at `traced_capacity`."""
+def step_cost(graph: Graph, capacity: int) -> Cost:
+    """Return the cost of a step at `capacity`, from a graph that was traced at any other."""
     weights = sum(_size(value) for value in graph.parameters if _is_read_whole(graph, value))
-    slot = sum(
-        _size(value) // traced_capacity for value in graph.state_inputs if traced_capacity in value.shape
-    )
+    slot = fixed = 0
+    for leaf, value in zip(graph.leaves, graph.state_inputs, strict=True):
+        if leaf.role == "buffer" and leaf.slots == leaf.capacity:
+            slot += _size(value) // leaf.slots
+        elif leaf.role == "buffer":
+            fixed += _size(value) // leaf.slots * min(leaf.slots, capacity)
+        elif leaf.role == "recurrent":
+            fixed += _size(value)
     return Cost(
         capacity=capacity,
         weights_bytes=weights,
-        cache_bytes=slot * capacity,
+        cache_bytes=slot * capacity + fixed,
         primitives=len(graph.nodes),
-        equal_capacity=weights // slot if slot else 0,
+        equal_capacity=max(0, weights - fixed) // slot if slot else 0,
     )
 
 

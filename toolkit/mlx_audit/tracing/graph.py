@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from mlx_audit.caches import Role
 from mlx_audit.tracing.constants import Constant
 
 CONSUMERS = {
@@ -33,7 +34,37 @@ class Value(NamedTuple):
     path: str = ""
 
     def __str__(self) -> str:
-        return f"{self.path or self.name} {self.dtype}{list(self.shape)}"
+        return f"{self.path or self.name} {self.form}"
+
+    @property
+    def form(self) -> str:
+        """Dtype and shape, such as `float32[1, 2]`."""
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Leaf(NamedTuple):
+    """One array of the state.
+
+    Attributes:
+        path: Such as `caches[3].keys`, or `caches[3][1].keys` inside a composite.
+        role: What it is.
+        kind: Of the cache that it belongs to.
+        slots: Slots of that cache's buffers.
+        extent: Slots that the traced step attends over.
+        capacity: Tokens that the cache holds.
+    """
+
+    path: str
+    role: Role
+    kind: str = "linear"
+    slots: int = 0
+    extent: int = 0
+    capacity: int = 0
+
+    @property
+    def cache(self) -> str:
+        """The path of the cache that it belongs to."""
+        return self.path.rsplit(".", 1)[0]
 
 
 class Node(NamedTuple):
@@ -58,8 +89,8 @@ class Graph:
     constants: dict[str, Constant]
     nodes: list[Node]
     parameter_count: int
-    state_paths: list[str] = field(default_factory=list)
-    """Such as `caches[3].keys`, in the order of the state leaves."""
+    leaves: list[Leaf] = field(default_factory=list)
+    """The state, leaf by leaf."""
 
     @property
     def parameters(self) -> list[Value]:
@@ -75,6 +106,18 @@ class Graph:
     def state_outputs(self) -> list[Value]:
         """The outputs that are cache arrays."""
         return self.outputs[1:]
+
+    def state(self) -> Iterator[tuple[Leaf, Value, Value]]:
+        """Yield each leaf of the state, as it goes in and as it comes out."""
+        return zip(self.leaves, self.state_inputs, self.state_outputs, strict=True)
+
+    def positions(self) -> list[Value]:
+        """Return the state inputs that are positions."""
+        return [before for leaf, before, _ in self.state() if leaf.role == "position"]
+
+    def is_unused(self, before: Value, after: Value) -> bool:
+        """Return whether a buffer holds nothing: it has no room, or a step neither reads it nor fills it."""
+        return 0 in before.shape or (before.name not in self.users and not self.descent.get(after.name))
 
     @cached_property
     def producer(self) -> dict[str, Node]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import mlx.core as mx
 
 from mlx_audit.adapters import ModuleState, parameter_slots
 from mlx_audit.caches import handle
 from mlx_audit.tracing.graph import Graph
 from mlx_audit.tracing.sizes import in_symbols, other_sizes
-from mlx_audit.tracing.tracer import Event, StepTracer, changed_in_place, readable
+from mlx_audit.tracing.tracer import Event, StepTracer, bounded, changed_in_place, readable
 
 HISTORIES: tuple[tuple[int, ...], ...] = ((3,), (1,), (5, 4))
 """Chunk lengths of the prefill before each pair of traces."""
 
 LONG_HISTORY = (2000, 1000)
-"""Traced once more after this where the graph is small: a window that starts to slide, or a threshold, shows."""
+"""Traced once more after this where the graph is small: a threshold on the position shows."""
+
+_LONG_RECURRENT = (200, 100)
+"""The same where a state is carried from token to token, which prefill may do one by one."""
 
 _LONG_BELOW = 6_000
 """Events of a graph that is small enough; the trace of a large one takes a good part of a second."""
@@ -51,15 +56,15 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
     differences: list[str] = []
     traces = 0
     pristine = ModuleState(tracer.model)
-    for chunks in [*histories, LONG_HISTORY]:
-        turns = ("only",) if chunks == LONG_HISTORY else ("first", "second")
-        if chunks == LONG_HISTORY and (len(first) > _LONG_BELOW or sum(chunks) > tracer.capacity):
+    for chunks in [*histories, *_turning(tracer.ring), _long(tracer)]:
+        turns = ("first", "second") if chunks in histories else ("only",)
+        if chunks == _long(tracer) and (len(first) > _LONG_BELOW or sum(chunks) > tracer.capacity):
             break
         pristine.restore()
         parameters = {slot.path: slot.container[slot.key] for slot in parameter_slots(tracer.model)}
         kept = [(path, a, handle(a)) for path, a in parameters.items() if a.size <= _SMALL]
         state = tracer.state_after(chunks)
-        differences += _written(f"prefill {list(chunks)}", [change.path for change in pristine.changes()])
+        differences += _written(f"prefill {list(chunks)}", _outside(pristine, parameters))
         differences += _written(f"prefill {list(chunks)}", changed_in_place(kept))
         for turn in turns:
             label = f"{turn} trace after prefill {list(chunks)}"
@@ -72,11 +77,12 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
                 comparison = _Comparison(first, label)
                 tracer.events(state, lambda event, to=comparison: to.receive(readable(event)))  # type: ignore[misc]
                 differences += comparison.finish()
-            differences += _written("the step", tracer.step.written)
+            # An equal trace writes what the first one writes; another one is named anyway.
+            differences += _written("the step", tracer.written_outside(first))
             differences += [f"the forward tries to read a traced value at {at}" for at in tracer.host_reads]
             traces += 1
     if len(first) <= _LONG_BELOW:
-        for capacity, rung in other_sizes(first):
+        for capacity, rung in other_sizes(first, tracer.ring):
             pristine.restore()
             differences += _at_size(tracer, capacity, rung, histories[0], first)
             traces += 1
@@ -88,6 +94,25 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
     ]
     named = _grouped(leaked + differences)
     return TraceProof(graph, [_with_consumer(graph, text) for text in named], traces)
+
+
+def _outside(pristine: ModuleState, parameters: Mapping[str, mx.array]) -> list[str]:
+    """Return what was written since, by path, but weights that are only held within bounds."""
+    return [
+        change.path
+        for change in pristine.changes()
+        if not (change.path in parameters and bounded(parameters[change.path], change.new))
+    ]
+
+
+def _turning(ring: int) -> list[tuple[int, ...]]:
+    """Return histories after which the largest ring is just full, and has turned."""
+    return [(ring,), (ring + 3, 2)] if ring else []
+
+
+def _long(tracer: StepTracer) -> tuple[int, ...]:
+    recurrent = any(leaf.role == "recurrent" for leaf in tracer.leaves)
+    return _LONG_RECURRENT if recurrent else LONG_HISTORY
 
 
 def _grouped(findings: Sequence[str]) -> list[str]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 from typing import Any
 
+from mlx_audit.tracing.layout import prime_from
 from mlx_audit.tracing.tracer import Event, StepTracer
 
 _ABOVE = ((83, 59), (199, 131), (8200, 5000))
 """Capacity and rung, each at least this: below and above the sizes at which code is likely to branch."""
 
 
-def other_sizes(events: Sequence[Event]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of capacity and rung, prime, and equal to no axis of the graph."""
+def other_sizes(events: Sequence[Event], ring: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield pairs of capacity and rung, prime, equal to no axis of the graph, and above the largest `ring`."""
     taken = {
         size
         for event in events
@@ -22,29 +22,39 @@ def other_sizes(events: Sequence[Event]) -> Iterator[tuple[int, int]]:
         for size in item[1]
     }
     for capacity, rung in _ABOVE:
-        chosen = _prime_from(capacity, taken)
-        yield chosen, _prime_from(rung, taken | {chosen})
+        lower = prime_from(max(rung, ring + 1), taken)
+        yield prime_from(max(capacity, lower + 1), taken | {lower}), lower
 
 
 def in_symbols(tracer: StepTracer) -> Callable[[Event], Event]:
-    """Return a function that writes `capacity` and `rung` for their values wherever an event holds them."""
-    names = {tracer.capacity: "capacity", tracer.rung: "rung"}
+    """Return a function that writes `capacity` and `rung` for their values wherever an event holds them.
 
-    def replaced(value: Any) -> Any:
+    Sinks make attention one key longer. A choice of the best k keys counts from the end: there `rung - k` is meant.
+    """
+    names = {
+        tracer.capacity: "capacity",
+        tracer.rung: "rung",
+        tracer.capacity + 1: "capacity+1",
+        tracer.rung + 1: "rung+1",
+    }
+    near = {tracer.rung - k: f"rung-{k}" for k in range(1, tracer.rung // 2)} | names
+    chosen: set[str] = set()
+
+    def replaced(value: Any, known: dict[int, str]) -> Any:
         kind = type(value)
         if kind is int or kind is float:
-            return names.get(value, value)
+            return known.get(value, value)
         if kind is tuple or kind is list:
-            return [replaced(item) for item in value]
+            return [replaced(item, known) for item in value]
         return value
 
     def symbolic(event: Event) -> Event:
         if event["type"] == "constants":
             return event
-        return {key: replaced(value) for key, value in event.items()}
+        chooses = event.get("name") == "ArgPartition" and tracer.rung in event["inputs"][0][1]
+        if chooses or (event.get("name") == "Slice" and event["inputs"][0][0] in chosen):
+            chosen.update(output[0] for output in event["outputs"] if chooses)
+            return {key: replaced(value, near) for key, value in event.items()}
+        return {key: replaced(value, names) for key, value in event.items()}
 
     return symbolic
-
-
-def _prime_from(start: int, taken: set[int]) -> int:
-    return next(n for n in count(start) if n not in taken and all(n % d for d in range(2, int(n**0.5) + 1)))

@@ -19,17 +19,23 @@ from mlx_lm.models.cache import make_prompt_cache
 import mlx_audit
 from mlx_audit.adapters import FixedCapacityKVCacheProviding, parameter_slots
 from mlx_audit.decode import DecodeStep, State, attention_cuda
+from mlx_audit.decode.state import require_count
 from mlx_audit.errors import MlxAuditError
 from mlx_audit.tracing.constants import dtype_name, read_constant
-from mlx_audit.tracing.graph import Graph, Node, Value
+from mlx_audit.tracing.graph import Graph, Leaf, Node, Value
 from mlx_audit.tracing.host_reads import watched
+from mlx_audit.tracing.layout import largest_ring, leaves_of, prime_from
 from mlx_audit.tracing.paths import short_path
+from mlx_audit.tracing.rewrites import only_bounds
 
 PRIME_CAPACITY = 4099
-"""A capacity that is prime, so that no other axis of a model is taken for it."""
+"""A capacity that is prime, so that no other axis of a model is taken for it; larger where a ring is."""
 
 PRIME_RUNG = 2053
 """A rung that is prime too, and below the capacity, so that both axes show in the graph."""
+
+_BEYOND_RING = 64
+"""Tokens that still fit after the largest ring has turned."""
 
 Event = dict[str, Any]
 
@@ -52,8 +58,8 @@ class StepTracer:
     Args:
         model: An mlx-lm model; parameters may be lazy and stay so.
         provider: Makes its fixed-capacity caches.
-        capacity: Tokens; prime by default.
-        rung: Slots that the step attends over; another prime by default.
+        capacity: Tokens; by default a prime, with room for every ring of the model to turn.
+        rung: Slots that the step attends over; by default another prime, and more than every ring has.
         batch_size: Rows.
     """
 
@@ -62,23 +68,27 @@ class StepTracer:
         model: nn.Module,
         provider: FixedCapacityKVCacheProviding,
         *,
-        capacity: int = PRIME_CAPACITY,
-        rung: int = PRIME_RUNG,
+        capacity: int | None = None,
+        rung: int | None = None,
         batch_size: int = 1,
     ) -> None:
         self.model = model
         self.provider = provider
         self.host_reads: list[str] = []
         """Reads of a traced value that the last trace's forward tried, as `file:line: read`."""
-        self.capacity = capacity
+        self.ring = largest_ring(model)
+        """Slots of the largest ring of the model's own caches; 0 without one."""
+        rung = rung or prime_from(max(PRIME_RUNG, self.ring + _BEYOND_RING))
+        self._rewritten: list[str] = []
+        self.capacity = capacity or prime_from(max(PRIME_CAPACITY, 2 * rung - 2 * _BEYOND_RING))
         self.batch_size = batch_size
-        self.rung = min(rung, capacity)
-        caches = provider.new_fixed_capacity_cache(capacity, batch_size=batch_size)
+        self.rung = min(rung, self.capacity)
+        caches = provider.new_fixed_capacity_cache(self.capacity, batch_size=batch_size)
         self.step = DecodeStep(model, caches).at_rung(self.rung)
-        self.state_paths = [
-            f"caches[{index}].{name}"
+        self.leaves = [
+            leaf
             for index, cache in enumerate(self.step.caches)
-            for name in _leaf_names(cache)
+            for leaf in leaves_of(cache, f"caches[{index}]")
         ]
 
     def state_after(self, chunks: Sequence[int]) -> State:
@@ -87,7 +97,9 @@ class StepTracer:
         with _named_failures():
             for length in chunks:
                 self.model(mx.zeros((self.batch_size, length), mx.int32), cache=native)
-        return [cache.refilled(own).state for cache, own in zip(self.step.caches, native, strict=True)]
+        caches = [cache.refilled(own) for cache, own in zip(self.step.caches, native, strict=True)]
+        require_count(caches, sum(chunks))
+        return [cache.state for cache in caches]
 
     def events(self, state: State, receive: Callable[[Event], None]) -> None:
         """Trace the step once and hand each event of MLX's exporter to `receive`.
@@ -110,8 +122,11 @@ class StepTracer:
             except BaseException as error:
                 inside.append(error)
                 raise
-            # The parameters come last, so that one written in place shows: it no longer is the input that it was.
-            return [logits, *(array for leaves in new for array in leaves), *arrays[:count]]
+            # The parameters come last, so that one written in place shows: it no longer is the input that it was. So
+            # do those that take another's place, to show what they are made of.
+            self._rewritten = list(self.step.rewritten)
+            state_leaves = [array for leaves in new for array in leaves]
+            return [logits, *state_leaves, *arrays[:count], *self.step.rewritten.values()]
 
         leaves = [array for arrays in state for array in arrays]
         try:
@@ -134,20 +149,33 @@ class StepTracer:
 
     def written_in_place(self, events: Sequence[Event]) -> list[str]:
         """Return the parameters that the traced step changed in place."""
+        paths, before, after = self._parameters_in(events)
+        return [path for path, old, new in zip(paths, before, after, strict=False) if old != new]
+
+    def written_outside(self, events: Sequence[Event]) -> list[str]:
+        """Return what the traced step wrote outside the caches, but weights that it only holds within bounds."""
+        paths, before, after = self._parameters_in(events)
+        old = dict(zip(paths, before, strict=True))
+        made = dict(zip(self._rewritten, after[len(paths) :], strict=True))
+        bounded = {path for path, new in made.items() if path in old and only_bounds(events, new, old[path])}
+        return [path for path in self.step.written if path not in bounded]
+
+    def _parameters_in(self, events: Sequence[Event]) -> tuple[list[str], list[str], list[str]]:
+        """Return the parameters' paths, and the names of their values before and after the step."""
         paths = [slot.path for slot in parameter_slots(self.model)]
         by_type = {event["type"]: event for event in events if event["type"] in ("inputs", "outputs")}
-        before = by_type["inputs"]["inputs"][: len(paths)]
-        after = by_type["outputs"]["outputs"][1 + len(self.state_paths) :]
-        return [path for path, old, new in zip(paths, before, after, strict=True) if old[0] != new[0]]
+        before = [item[0] for item in by_type["inputs"]["inputs"][: len(paths)]]
+        return paths, before, [item[0] for item in by_type["outputs"]["outputs"][1 + len(self.leaves) :]]
 
     def graph(self, events: Sequence[Event]) -> Graph:
         """Return the graph that a complete list of events describes."""
         paths = [slot.path for slot in parameter_slots(self.model)]
-        return build_graph(events, [*paths, *self.state_paths, "tokens"], len(paths), self.state_paths)
+        state = [leaf.path for leaf in self.leaves]
+        return build_graph(events, [*paths, *state, "tokens"], len(paths), self.leaves)
 
 
 def build_graph(
-    events: Sequence[Event], paths: Sequence[str], parameter_count: int, state_paths: Sequence[str]
+    events: Sequence[Event], paths: Sequence[str], parameter_count: int, leaves: Sequence[Leaf]
 ) -> Graph:
     """Return the graph described by the events of `mx.export_function`."""
     by_type: dict[str, Event] = {event["type"]: event for event in events if event["type"] != "primitive"}
@@ -161,8 +189,7 @@ def build_graph(
     return Graph(
         inputs=inputs,
         outputs=[
-            known.get(item[0]) or _value(item)
-            for item in by_type["outputs"]["outputs"][: 1 + len(state_paths)]
+            known.get(item[0]) or _value(item) for item in by_type["outputs"]["outputs"][: 1 + len(leaves)]
         ],
         constants=dict(by_type["constants"]["constants"]),
         nodes=[
@@ -171,7 +198,7 @@ def build_graph(
             if event["type"] == "primitive"
         ],
         parameter_count=parameter_count,
-        state_paths=list(state_paths),
+        leaves=list(leaves),
     )
 
 
@@ -193,6 +220,17 @@ def changed_in_place(kept: Sequence[tuple[str, mx.array, mx.array]]) -> list[str
     return [
         path for (path, _, _), new, old in zip(kept, names, names[len(kept) :], strict=False) if new != old
     ]
+
+
+def bounded(old: Any, new: Any) -> bool:
+    """Return whether an array that took the place of `old` is only `old` within bounds; evaluates nothing."""
+    if not isinstance(old, mx.array) or not isinstance(new, mx.array):
+        return False
+    events: list[Event] = []
+    with _exportable():
+        mx.export_function(events.append, lambda: [new, old])
+    names = [item[0] for event in events if event["type"] == "outputs" for item in event["outputs"]]
+    return only_bounds(events, *names)
 
 
 def readable(event: Event) -> Event:
@@ -218,14 +256,6 @@ def source_line(error: BaseException) -> str | None:
 def _value(item: tuple[str, tuple[int, ...], mx.Dtype], path: str = "") -> Value:
     name, shape, dtype = item
     return Value(name, tuple(shape), dtype_name(dtype), path)
-
-
-def _leaf_names(cache: Any) -> list[str]:
-    """Return a name for each state array of a cache: its attribute where there is one."""
-    known = {
-        id(value): name.lstrip("_") for name, value in vars(cache).items() if isinstance(value, mx.array)
-    }
-    return [known.get(id(array), str(index)) for index, array in enumerate(cache.state)]
 
 
 @contextmanager

@@ -1,0 +1,82 @@
+"""What the model's own caches hold, read without any help of ours: the reference for states and hand-overs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+
+def leaves(natives: Iterable[Any]) -> list[Any]:
+    """Return the caches that entries consist of, in order: themselves, or those inside composite ones."""
+    found: list[Any] = []
+    for native in natives:
+        found += leaves(native.caches) if isinstance(native, CacheList) else [native]
+    return found
+
+
+def content(native: Any) -> list[mx.array]:
+    """Return what an mlx-lm cache holds: tokens in the order of time, without spare room; empty where unwritten.
+
+    Of a ring these are the kept tokens and the latest, as many as a single token may see. A state that has no tokens
+    is returned as it is.
+    """
+    if isinstance(native, CacheList):
+        return [array for part in native.caches for array in content(part)]
+    if isinstance(native, ArraysCache):
+        return [array for array in native.cache if array is not None]
+    if native.keys is None:
+        return []
+    if isinstance(native, QuantizedKVCache):
+        return [array[..., : native.offset, :] for array in (*native.keys, *native.values)]
+    return [_ordered(native, array) for array in (native.keys, native.values)]
+
+
+def readable(native: Any) -> list[mx.array]:
+    """Return `content` as numbers: quantized keys and values as what they stand for."""
+    arrays = content(native)
+    if not isinstance(native, QuantizedKVCache):
+        return arrays
+    options = {"group_size": native.group_size, "bits": native.bits}
+    return [mx.dequantize(*arrays[start : start + 3], **options) for start in range(0, len(arrays), 3)]
+
+
+def rounding(native: Any) -> list[mx.array | float]:
+    """Return by how much each array of `readable` may be off where a number was rounded the other way."""
+    if not isinstance(native, QuantizedKVCache):
+        return [0.0] * len(content(native))
+    scales = [content(native)[index] for index in (1, 4)] if native.keys is not None else []
+    return [mx.abs(mx.repeat(scale, native.group_size, axis=-1)) for scale in scales]
+
+
+def _ordered(native: Any, array: mx.array) -> mx.array:
+    if isinstance(native, RotatingKVCache):
+        return _ring(native, array)
+    if isinstance(native, ChunkedKVCache):
+        held = native.offset - native.start_position
+        return array[..., max(0, held - native.chunk_size) : held, :]
+    if isinstance(native, KVCache):
+        return array[..., : native.offset, :]
+    raise TypeError(f"what a {type(native).__qualname__} holds is not known")
+
+
+def _ring(native: RotatingKVCache, array: mx.array) -> mx.array:
+    """Return the tokens of a ring that may be turned, partly filled, or longer than its size after a long chunk."""
+    size, keep, at = native.max_size, native.keep, native._idx
+    if native.offset <= array.shape[2]:
+        array = array[..., : native.offset, :]
+    else:
+        array = mx.concatenate([array[..., :keep, :], array[..., at:, :], array[..., keep:at, :]], axis=2)
+    surplus = array.shape[2] - size
+    if surplus <= 0:
+        return array
+    return mx.concatenate([array[..., :keep, :], array[..., keep + surplus :, :]], axis=2)
