@@ -35,17 +35,19 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         target=caches,
         data=st.data(),
-        lengths=st.lists(st.integers(1, 4) | st.integers(5, 12), min_size=1, max_size=3),
+        lengths=st.lists(st.integers(1, 4) | st.integers(5, 12), min_size=3, max_size=3),
+        rows=st.integers(1, 3),
         ragged=st.booleans(),
         chunk=st.integers(1, 12),
         room=st.integers(0, 3) | st.integers(10, 60),
     )
-    def start(self, data: st.DataObject, lengths: list[int], ragged: bool, chunk: int, room: int) -> Held:
+    def start(
+        self, data: st.DataObject, lengths: list[int], rows: int, ragged: bool, chunk: int, room: int
+    ) -> Held:
         self.kind: Kind = data.draw(self.kinds)
         self.next_id, self.all = 1, []
         ragged = ragged and not any(getattr(n, "keep", 0) for n in leaves(self.kind.native()))
-        if not ragged:
-            lengths = lengths[:1] * len(lengths)
+        lengths = lengths[: max(rows, 2)] if ragged else lengths[:1] * rows
         ids = [self.new_ids(count) for count in lengths]
         fill = merged if ragged else adopted
         return self.keep(Held(fill(self.kind, ids, chunk, max(lengths) + room), ids, ragged))
@@ -116,8 +118,8 @@ class CacheMachine(RuleBasedStateMachine):
             loaded = mx.load(path)
             mx.eval(loaded)
         state = [loaded[str(index)] for index in range(len(held.cache.state))]
-        other = held.cache.with_state([mx.zeros_like(array) for array in state])
-        other = other.with_state(state)
+        blank = held.cache.with_state([mx.zeros_like(array) for array in state])
+        other = (blank.padded() if held.ragged else blank).with_state(state)
         other.require_sound()
         held.cache = other
 

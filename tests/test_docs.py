@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from mlx_audit.audit.bench_chart import Chart, milliseconds, ratios
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -55,6 +59,14 @@ def test_python_example_runs(code: str) -> None:
 def test_links_lead_somewhere(document: Path) -> None:
     for target in LINK.findall(document.read_text(encoding="utf-8")):
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize(("results", "chart"), [("cpu", ratios), ("gpu", milliseconds)])
+def test_charts_are_what_the_tool_draws(results: str, chart: Callable[[list[object]], Chart]) -> None:
+    found = json.loads((ROOT / f"docs/measured/{results}.json").read_text(encoding="utf-8"))
+    drawn = (ROOT / f"docs/bench-{results}.svg").read_text(encoding="utf-8")
+    assert drawn == chart(found).svg()
+    assert len(drawn) < 20_000
 
 
 def test_documents_were_found() -> None:

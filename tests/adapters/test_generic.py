@@ -105,7 +105,10 @@ def test_a_kind_without_a_cache_is_refused() -> None:
 def test_a_declared_kind_must_be_that_of_the_live_cache() -> None:
     """A manifest that calls a ring linear would have every token after the wrap read the wrong slots."""
     model: Any = tiny_model()
-    type(model).make_cache, kept = (lambda self: [RotatingKVCache(max_size=4)] * 4), type(model).make_cache
+    type(model).make_cache, kept = (
+        (lambda self: [RotatingKVCache(max_size=4) for _ in range(4)]),
+        type(model).make_cache,
+    )
     try:
         with pytest.raises(NotCompileCapable, match="RotatingKVCache"):
             GenericAdapter(model, ["linear"] * 4).new_fixed_capacity_cache(8)

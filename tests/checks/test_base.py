@@ -23,6 +23,7 @@ STABLE = [
     "TOP001",
     "TOP002",
     "TOP003",
+    "TOP004",
     "TRC001",
     "TRC002",
     "TRC003",
@@ -166,6 +167,16 @@ def test_an_exception_of_the_model_fails_and_names_its_line(tmp_path: Path) -> N
     )
     assert "absent" in result.reason
     assert result.where == f"{Path(module.__file__ or '').name}:{line}"
+
+
+def test_a_hostile_message_of_the_model_can_be_stored_and_shown_in_one_line(tmp_path: Path) -> None:
+    message = "'first\\nsecond\\x1b[2J\\ud800' + 'x' * 200_000"
+    raising = f"        raise RuntimeError({message})\n"
+    module = mutated(tmp_path, ("        return self.norm(h)\n", raising))
+    result = red("PAR001", new_subject(module=module))
+    assert result.model_dump_json().encode()
+    assert len(result.reason) < 100_000
+    assert "\ud800" not in result.reason
 
 
 def test_ctrl_c_is_not_a_result() -> None:

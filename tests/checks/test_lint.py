@@ -186,7 +186,9 @@ def test_other_indexed_writes_count_too(primitive: str) -> None:
 def test_a_write_into_another_buffer_is_named() -> None:
     nodes = [*_fused(MASK).nodes]
     nodes[2] = Node("DynamicSliceUpdate", (), (VALUES, NEW, POSITION), (KEYS1,))
-    assert "caches[0].keys comes out without descending from what went in" in lint.broken_threads(_graph(nodes))
+    assert "caches[0].keys comes out without descending from what went in" in lint.broken_threads(
+        _graph(nodes)
+    )
 
 
 @pytest.mark.parametrize(

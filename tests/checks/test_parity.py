@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from audited import green, healthy, mutated, new_subject, only, red
 from mlx_audit.checks.base import all_checks
+from mlx_audit.checks.subject import Subject
 from mlx_audit.models.rope import with_rope
 from mutations import MUTATIONS
 from planted import FAULTS
@@ -25,9 +27,83 @@ def test_healthy(code: str, family: str) -> None:
     green(code, healthy(family))
 
 
-def test_the_main_configuration_is_compared_in_three_dtypes() -> None:
-    assert set(green("PAR001", healthy()).figures) == {"float32", "bfloat16", "float16"}
+def test_the_main_configuration_is_compared_in_three_dtypes_and_with_float64() -> None:
+    assert set(green("PAR001", healthy()).figures) == {"float32", "bfloat16", "float16", "float64"}
     assert set(green("PAR001", new_subject(main=False)).figures) == {"float32"}
+
+
+def sliding(*layers: str, window: int = 8) -> Subject:
+    """Return a llama with these layers, each `sliding` or `full`."""
+    kinds = [f"{layer}_attention" for layer in layers]
+    config = config_of("llama", layer_types=kinds, num_hidden_layers=len(layers), sliding_window=window)
+    return new_subject("llama", config=config, exactness="reordered")
+
+
+def test_each_window_is_turned() -> None:
+    figures = green("PAR001", sliding("sliding", "full")).figures["float32"]
+    assert figures["windows"] == [8]
+    # Prompts of 13, 1 and 28, then 7, 8 and 9 with 17 steps each, and 17 with 25; and the prompts themselves.
+    assert figures["compared"] == 17 + 7 + 2 + 3 * 18 + 26
+    assert 0 < figures["minimum_tolerance"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("ring_forgets_one_at_its_first_turn", "logits differ at step 2 after a prompt of 7, float32"),
+        ("ring_one_slot_short", "logits differ at step 1 after a prompt of 13, float32"),
+        ("traced_again_at_the_turn", "traced 2 times in 17 steps, wanted 1"),
+    ],
+)
+def test_a_ring_that_turns_wrongly_is_red(fault: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[fault](monkeypatch)
+    assert red("PAR001", sliding("sliding", "full")).reason.startswith(reason)
+
+
+def test_a_window_too_wide_to_be_turned_is_undecided() -> None:
+    result = only("PAR001", sliding("sliding", "full", window=129))
+    assert result.status == "not-run"
+    assert "a window of 129 tokens is too wide" in result.reason
+
+
+def test_a_dtype_that_drifts_is_red_in_that_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS["cache_in_float32"](monkeypatch)
+    assert red("PAR001", new_subject()).where == "step 1 after a prompt of 13, bfloat16"
+
+
+_OFFSET = "            queries = self.rope(queries, offset=cache.offset)\n"
+
+
+@pytest.mark.parametrize("compiled_only", [False, True])
+def test_what_raises_in_a_dtype_is_left_out_only_where_eager_decoding_raises_too(
+    compiled_only: bool, tmp_path: Path
+) -> None:
+    also = " and isinstance(cache.offset, mx.array)" if compiled_only else ""
+    refusal = f"            if x.dtype == mx.float16{also}:\n                raise ValueError('no float16')\n"
+    subject = new_subject(module=mutated(tmp_path, (_OFFSET, refusal + _OFFSET)))
+    if compiled_only:
+        assert "no float16" in red("PAR001", subject).reason
+    else:
+        figures = green("PAR001", subject).figures
+        assert figures["float16"] == "not run: eager decoding raises ValueError: no float16"
+        assert figures["bfloat16"]["compared"] == 17
+
+
+def test_float32_must_run(tmp_path: Path) -> None:
+    refusal = "            if x.dtype == mx.float32:\n                raise ValueError('no float32')\n"
+    subject = new_subject(module=mutated(tmp_path, (_OFFSET, refusal + _OFFSET)))
+    assert "no float32" in red("PAR001", subject).reason
+    assert "no float32" in red("PAR001", replace(subject, dtype="bfloat16")).reason
+
+
+def test_a_dtype_that_was_asked_for_and_is_refused_is_undecided(tmp_path: Path) -> None:
+    refusal = "            if x.dtype == mx.float16:\n                raise ValueError('no float16')\n"
+    subject = new_subject(module=mutated(tmp_path, (_OFFSET, refusal + _OFFSET)), dtype="float16")
+    result = only("PAR001", subject)
+    assert (result.status, result.reason) == (
+        "not-run",
+        "float16 not run: eager decoding raises ValueError: no float16",
+    )
 
 
 LOGITS = {

@@ -146,6 +146,13 @@ def test_layer_types_agree() -> None:
     assert (figures["without_cache"], figures["keep_more_than_needed"]) == (0, 0)
 
 
+def test_a_mistake_that_manifest_and_model_share_is_seen_from_outside(tmp_path: Path) -> None:
+    module = mutated(tmp_path, ("if layer.use_sliding\n", "if not layer.use_sliding\n"))
+    subject = new_subject(module=module, config=GPT, expected=[LINEAR, ROTATING] * 2)
+    green("TOP001", subject)
+    assert "layer 1 is full_attention: it keeps every token" in red("TOP004", subject).reason
+
+
 @pytest.mark.parametrize(
     ("layer_types", "more", "reason"),
     [

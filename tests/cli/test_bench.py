@@ -42,14 +42,18 @@ def test_each_fill_is_measured_at_each_capacity_that_holds_it(result: dict[str, 
 
 def test_ratios_are_paired_and_their_mean_lies_in_its_interval(result: dict[str, Any]) -> None:
     for cell in result["cells"]:
-        assert len(cell["ratios"]) == 3
+        assert len(cell["ratios"]) == len(cell["cpu_ratios"]) == 3
         assert cell["same_tokens"]
         assert cell["traces"] == 1
         assert cell["trace_seconds"] > 0
         assert cell["eager_ms"] > 0
         mean = math.exp(sum(map(math.log, cell["ratios"])) / 3)
         assert cell["ratio"]["mean"] == pytest.approx(mean, rel=1e-3)
-    for found in (*(cell["ratio"] for cell in result["cells"]), result["geometric_mean"]):
+    for found in (
+        *(cell[name] for cell in result["cells"] for name in ("ratio", "cpu_ratio")),
+        result["geometric_mean"],
+        result["cpu_geometric_mean"],
+    ):
         assert 0 < found["low"] <= found["mean"] <= found["high"]
 
 
@@ -136,12 +140,14 @@ def test_a_checkpoint_is_measured_with_its_own_weights(tmp_path: Path) -> None:
     assert lines[1].split()[:3] == ["32", "8", "32"]
     assert lines[1].endswith("same")
     assert lines[2].startswith("geometric mean ")
-    assert lines[3].startswith("peak memory, 32 declared and 24 used: compiled ")
+    assert lines[3].startswith("of processor time ")
+    assert lines[4].startswith("peak memory, 32 declared and 24 used: compiled ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--from", "docs/measured/cpu.json"), "nothing says where to draw"),
         (("nowhere",), "no such target"),
         (("qwen2",), "a family needs a configuration"),
         (("tiny", "--fill", "x"), "whole numbers are needed"),

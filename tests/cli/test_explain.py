@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
-from mlx_audit.checks.base import all_checks
+from mlx_audit.checks.base import Check, all_checks
 from mlx_audit.cli import application
+from mlx_audit.cli.explain import _reflowed
 
 
 def explain(*arguments: str) -> tuple[int, str, str]:
@@ -15,14 +17,37 @@ def explain(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_a_page_is_the_docstring_of_the_check() -> None:
-    code, text, _ = explain("TRC001")
+@pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.code)
+def test_a_page_is_the_docstring_of_the_check_in_80_columns(check: Check) -> None:
+    code, text, _ = explain(check.code)
     assert code == 0
-    check = next(check for check in all_checks() if check.code == "TRC001")
-    first, *rest = check.page.splitlines()
-    assert text.splitlines()[0] == f"TRC001  {first}"
-    assert text.splitlines()[1] == "trace tier, needs TOP001, TOP003"
-    assert text.splitlines()[2:] == rest
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    head = f"{check.code} {check.page.splitlines()[0]} {check.tier} tier"
+    assert " ".join(text.split()).startswith(head)
+    words = check.page.split("\n", 1)[1].split()
+    assert text.split()[-len(words) :] == words
+
+
+def test_what_a_check_needs_is_named() -> None:
+    assert explain("TRC001")[1].splitlines()[1] == "trace tier, needs TOP001, TOP003"
+
+
+def test_an_example_keeps_its_lines_and_paragraphs_are_joined() -> None:
+    page = ["What it does:", "    One", "    two.", "", "    Three.", "", "Example:", "    a", "    b"]
+    assert list(_reflowed(page, 80)) == [
+        *("What it does:", "    One two.", "", "    Three.", ""),
+        *("Example:", "    a", "    b"),
+    ]
+    assert (
+        list(_reflowed(["Why:", "    eight words of four letters come here now"], 24))[1]
+        == "    eight words of four"
+    )
+
+
+def test_lower_case_codes_are_taken() -> None:
+    assert explain("trc001") == explain("TRC001")
+    assert explain("trc999")[0] == 2
 
 
 def test_every_code_has_a_page_with_all_sections() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlx_audit import CompiledDecodeSession
 from mlx_audit.checks.runs import Eager
 from mlx_audit.decode.ladder import next_rung, rung_for
-from tiny_models import shared_model, tokens
+from tiny_models import shared_model, tiny_model, tokens
 
 
 def test_the_first_rungs() -> None:
@@ -54,12 +55,14 @@ def test_logits_are_bit_equal_across_a_rungs_edge_with_one_trace_a_rung() -> Non
     assert session.retrace_reasons == []
 
 
-@pytest.mark.nightly
-def test_one_trace_a_rung_from_1_to_2000_tokens() -> None:
-    model, ids = shared_model(), tokens(2000)
+def test_one_trace_a_rung_from_1_to_2000_tokens_and_equal_bits_at_every_one() -> None:
+    model, ids = tiny_model(num_hidden_layers=1), tokens(2000)
     session = CompiledDecodeSession(model, 2048, evidence="ignore")
+    eager = Eager(model)
     session.prefill([ids[:1]])
-    for token in ids[1:]:
-        session.step([token])
-    assert session.trace_count == 8
+    eager.feed(ids[:1])
+    for held, token in enumerate(ids[1:], start=2):
+        got, want = np.array(session.step([token])), np.array(eager.feed([token]))
+        assert got.tobytes() == want.tobytes(), f"logits differ at {held} tokens"
+        assert session.trace_count == -(-held // 256), "rungs of 256 slots up to 2,048, one trace each"
     assert session.retrace_reasons == []

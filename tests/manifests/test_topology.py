@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from csv import DictReader
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +19,10 @@ from mlx_audit.manifests import (
     find_manifest,
     load_configuration,
     load_manifest,
+    load_manifests,
 )
+from mlx_audit.models.build import declared_arguments, resolve_arguments
+from mlx_audit.models.live import live_specs
 
 HYBRID = """\
 family: hybrid
@@ -123,42 +131,46 @@ def test_llama_variants_follow_the_layer_types() -> None:
     assert [spec.label() for spec in llama.cache_specs(plain)] == ["linear"] * 3
     assert [spec.label() for spec in llama.cache_specs(mixed)] == ["rotating(window=8, keep=0)", "linear"]
     assert llama.variants["full"].claims.compiled_decode == "capable"
-    assert llama.variants["sliding"].claims.compiled_decode == "undecided"
+    assert llama.variants["sliding"].claims.compiled_decode == "capable"
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_shipped_topologies_are_those_of_the_live_models(family: str) -> None:
-    """Tiny models of every variant, built by mlx-lm itself, have the declared entries."""
-    from importlib import import_module
+NATIVE = {
+    "KVCache": "linear",
+    "RotatingKVCache": "rotating",
+    "ArraysCache": "arrays",
+    "ChunkedKVCache": "chunked",
+    "CacheList": "composite",
+}
+"""mlx-lm's classes, as the index of configurations names them."""
 
-    from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-    manifest = find_manifest(family)
-    assert manifest is not None
+def arguments_of(manifest: Manifest, config: dict[str, Any]) -> Any:
+    return declared_arguments(import_module(manifest.module), config, manifest.arguments)
+
+
+@pytest.mark.parametrize("manifest", load_manifests(), ids=lambda manifest: manifest.family)
+def test_shipped_topologies_are_those_of_the_live_models(manifest: Manifest) -> None:
+    """Tiny models of every variant, built by mlx-lm itself, have the declared entries and fall under their variant."""
     module = import_module(manifest.module)
     for name, variant in manifest.variants.items():
-        model = module.Model(module.ModelArgs.from_dict(variant.tiny))
-        live = []
-        for entry in make_prompt_cache(model):
-            assert isinstance(entry, KVCache | RotatingKVCache)
-            ring = isinstance(entry, RotatingKVCache)
-            live.append(f"rotating(window={entry.max_size}, keep={entry.keep})" if ring else "linear")
-        assert [spec.label() for spec in manifest.cache_specs(model.args)] == live
-        assert manifest.variant_for(model.args) == name
+        model = module.Model(resolve_arguments(module, variant.tiny))
+        arguments = attrgetter(manifest.arguments)(model)
+        assert manifest.cache_specs(arguments) == live_specs(model)
+        assert manifest.variant_for(arguments) == name
+        assert manifest.variant_for(arguments_of(manifest, variant.tiny)) == name
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_published_configurations_are_listed_and_described(family: str) -> None:
-    from importlib import import_module
-
-    manifest = find_manifest(family)
-    assert manifest is not None
-    module = import_module(manifest.module)
-    index = (manifest.path.parent / "configurations" / "INDEX.tsv").read_text().splitlines()
-    listed = {row.split("\t")[0].removesuffix(".json") for row in index[1:] if row.split("\t")[3] == family}
-    assert listed == set(manifest.configurations)
-    for name in manifest.configurations:
-        config = load_configuration(manifest.configuration_path(name))
-        resolved = module.ModelArgs.from_dict(config)
-        assert manifest.variant_for(resolved) == "full"
-        assert len(manifest.cache_specs(resolved)) == config["num_hidden_layers"]
+@pytest.mark.parametrize("manifest", load_manifests(), ids=lambda manifest: manifest.family)
+def test_published_configurations_are_listed_and_described(manifest: Manifest) -> None:
+    """The index says which module serves a file, and which caches mlx-lm gives it; a manifest names all of its own."""
+    module = manifest.module.rpartition(".")[2]
+    text = (manifest.path.parent / "configurations" / "INDEX.tsv").read_text(encoding="utf-8")
+    own = [row for row in DictReader(text.splitlines(), delimiter="\t") if row["mlx_lm_module"] == module]
+    assert {row["file"].removesuffix(".json") for row in own} == set(manifest.configurations)
+    for row in own:
+        config = load_configuration(manifest.configuration_path(row["file"].removesuffix(".json")))
+        arguments = arguments_of(manifest, config)
+        assert manifest.variant_for(arguments) in manifest.variants
+        entries = Counter(spec.kind for spec in manifest.cache_specs(arguments))
+        described = [part.rsplit("*", 1) for part in row["prompt_cache"].split(",")]
+        assert entries == {NATIVE[name.partition("(")[0]]: int(count) for name, count in described}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 
@@ -97,27 +96,24 @@ def mask_by_content(patch: Patch) -> None:
     patch.setattr(Cache, "make_mask", _mask(visible))
 
 
+def _unwritten_hold(value: float) -> Callable[[Cache, mx.array, int, int], mx.array]:
+    """Return a `_placed` that leaves a value in slots without a token."""
+    own = Cache._placed
+
+    def placed(self: Cache, content: mx.array, held: int, time: int) -> mx.array:
+        unwritten = mx.reshape(mx.arange(self.slots) >= time, (-1, 1))
+        return mx.where(unwritten, mx.array(value, content.dtype), own(self, content, held, time))
+
+    return placed
+
+
 @fault
 def unwritten_slots_hold_nan(patch: Patch) -> None:
     """Buffers are not allocated with zeros."""
-    own = Cache.like.__func__  # type: ignore[attr-defined]
-
-    def like(cls: type[Cache], native: Any, max_tokens: int) -> Cache:
-        cache = own(cls, native, max_tokens)
-        cache.keys, cache.values = cache.keys + mx.nan, cache.values + mx.nan
-        return cache
-
-    patch.setattr(Cache, "like", classmethod(like))
+    patch.setattr(Cache, "_placed", _unwritten_hold(mx.nan))
 
 
 @fault
 def unwritten_slots_hold_infinity(patch: Patch) -> None:
-    """Buffers of keys are allocated with infinity, values with zeros."""
-    own = Cache.like.__func__  # type: ignore[attr-defined]
-
-    def like(cls: type[Cache], native: Any, max_tokens: int) -> Cache:
-        cache = own(cls, native, max_tokens)
-        cache.keys = cache.keys + mx.inf
-        return cache
-
-    patch.setattr(Cache, "like", classmethod(like))
+    """Buffers are allocated with infinity."""
+    patch.setattr(Cache, "_placed", _unwritten_hold(mx.inf))

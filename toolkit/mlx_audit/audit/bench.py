@@ -25,7 +25,6 @@ from mlx_audit.decode import CompiledDecodeSession, run
 from mlx_audit.decode.ladder import rung_for
 from mlx_audit.errors import MlxAuditError
 
-SCHEMA = "mlx-audit/bench/1"
 PROMPT = 24
 """Tokens of the prompt of the whole generation."""
 

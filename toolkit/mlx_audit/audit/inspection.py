@@ -112,7 +112,7 @@ def _sees(spec: CacheSpec) -> str:
         "quantized": f"all before it, in {size.get('bits')} bits",
         "rotating": f"the last {size.get('window')}, itself one of them",
         "chunked": f"those before it in its chunk of {size.get('chunk')}",
-        "arrays": "none, but a state that earlier ones left",
+        "arrays": "none, only a state",
         "none": "no cache of its own",
     }
     return texts.get(spec.kind, "not known")

@@ -180,7 +180,8 @@ class _Text:
     def numbers(self, fetched: Any, sign: int) -> list[int]:
         """Return which tokens keys or values hold, in the order of their columns; 0 where there is none."""
         if self.spec.kind == "quantized":
-            fetched = mx.dequantize(*fetched, group_size=self.spec.group_size, bits=self.spec.bits)
+            packed, scales, biases = fetched
+            fetched = mx.dequantize(packed, scales, biases, self.spec.group_size, self.spec.bits)
         rows = np.array(fetched)[0, 0]
         if rows.size and (rows != rows[:, :1]).any():
             raise CheckFailed(f"{self.label}: what is read is not what was written")

@@ -33,11 +33,13 @@ def content(native: Any) -> list[mx.array]:
     if isinstance(native, CacheList):
         return [array for part in native.caches for array in content(part)]
     if isinstance(native, ArraysCache):
-        return [array for array in native.cache if array is not None]
+        states: list[mx.array | None] = native.cache
+        return [array for array in states if array is not None]
     if native.keys is None:
         return []
     if isinstance(native, QuantizedKVCache):
-        return [array[..., : native.offset, :] for array in (*native.keys, *native.values)]
+        parts: list[mx.array] = [*native.keys, *native.values]
+        return [array[..., : native.offset, :] for array in parts]
     return [_ordered(native, array) for array in (native.keys, native.values)]
 
 
@@ -46,16 +48,17 @@ def readable(native: Any) -> list[mx.array]:
     arrays = content(native)
     if not isinstance(native, QuantizedKVCache):
         return arrays
-    options = {"group_size": native.group_size, "bits": native.bits}
-    return [mx.dequantize(*arrays[start : start + 3], **options) for start in range(0, len(arrays), 3)]
+    return [
+        mx.dequantize(packed, scales, biases, native.group_size, native.bits)
+        for packed, scales, biases in zip(arrays[::3], arrays[1::3], arrays[2::3], strict=True)
+    ]
 
 
 def rounding(native: Any) -> list[mx.array | float]:
     """Return by how much each array of `readable` may be off where a number was rounded the other way."""
     if not isinstance(native, QuantizedKVCache):
         return [0.0] * len(content(native))
-    scales = [content(native)[index] for index in (1, 4)] if native.keys is not None else []
-    return [mx.abs(mx.repeat(scale, native.group_size, axis=-1)) for scale in scales]
+    return [mx.abs(mx.repeat(scales, native.group_size, axis=-1)) for scales in content(native)[1::3]]
 
 
 def _ordered(native: Any, array: mx.array) -> mx.array:

@@ -12,6 +12,7 @@ from mlx_audit.checks.runs import (
     teacher_tokens,
 )
 from mlx_audit.checks.subject import Subject
+from mlx_audit.models.live import flat_specs
 
 _CHUNK = 2048
 """Tokens a chunk of prefill, in mlx-lm and here."""
@@ -26,7 +27,9 @@ class LatePositions(Check):
     What it does:
         Reads prompts of 250 and 1,100 tokens (4,090 too in the profiles ci and nightly), takes compiled steps that
         cross from one rung to the next, and continues with 65 and 257 tokens at once; compares with eager decoding.
-        There is one trace a rung.
+        There is one trace a rung; a stack of rings has no more rungs once its longest ring is full, and one without
+        attention has one. In the profile quick, recurrent stacks read the shortest prompt only: many go through it
+        token by token. `left_out` names the others.
 
     Why:
         Eager decoding gives the model a host integer, and code may branch on it: `if offset > 1000`. Compiled decoding
@@ -50,13 +53,13 @@ class LatePositions(Check):
     repeated = False
 
     def run(self, subject: Subject) -> Figures:
-        comparer = Comparer(subject.tolerance)
-        rungs = 0
-        for prompt, steps, capacity in subject.amounts.late:
-            rungs += self._one(subject, comparer, prompt, steps, capacity)
+        comparer, runs = Comparer(subject.tolerance), _runs(subject)
+        rungs = sum(self._one(subject, comparer, *run) for run in runs)
+        prompts = [prompt for prompt, *_ in subject.amounts.late]
         return {
             **comparer.figures(),
-            "prompts": [prompt for prompt, *_ in subject.amounts.late],
+            "prompts": prompts[: len(runs)],
+            "left_out": prompts[len(runs) :],
             "rungs": rungs,
         }
 
@@ -78,3 +81,9 @@ class LatePositions(Check):
             stepped += [at] if length == 1 else []
         require_traces(session, stepped, {**comparer.figures(), "prompt": prompt})
         return len(rungs_of(session, stepped))
+
+
+def _runs(subject: Subject) -> tuple[tuple[int, int, int], ...]:
+    """Return prompt, steps and capacity of each run."""
+    recurrent = any(spec.kind == "arrays" for spec in flat_specs(subject.model))
+    return subject.amounts.late[:1] if recurrent and subject.profile == "quick" else subject.amounts.late

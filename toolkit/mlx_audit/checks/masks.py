@@ -75,7 +75,9 @@ class UnwrittenSlotsHidden(Check):
         always = [
             {"prompt": ring, "steps": steps, "trim": 0, "sign": 1} for ring in rings for steps in (0, 1)
         ]
-        require_always(subject, strategy, partial(self._example, subject, base, specs, tally), always=always)
+        require_always(
+            subject, strategy, partial(self._example, subject, base, specs, tally), always=always, share=2
+        )
         return tally
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 GLYPHS = {
     "linear": ("█", "blue"),
@@ -21,9 +21,16 @@ _ROW = 40
 _LONGEST_GROUP = 20
 
 
-def glyph(label: str) -> tuple[str, str]:
-    """Return glyph and colour of a cache by its label."""
-    return GLYPHS.get(label.partition("(")[0], UNKNOWN)
+def glyphs(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return glyph and colour of each cache by its label; a kind's second set of parameters is drawn as a digit."""
+    found: dict[str, tuple[str, str]] = {}
+    kinds, digits = set[str](), iter("23456789")
+    for label in dict.fromkeys(labels):
+        kind = label.partition("(")[0]
+        glyph, colour = GLYPHS.get(kind, UNKNOWN)
+        found[label] = (next(digits, "+") if kind in kinds else glyph, colour)
+        kinds.add(kind)
+    return found
 
 
 def rows(layers: Sequence[str]) -> Iterator[tuple[int, list[list[str]]]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +30,14 @@ Dtype = Annotated[str, typer.Option("--dtype", help="Of random weights: float32,
 Seed = Annotated[
     int, typer.Option("--seed", min=0, max=_choices.MOST_SEED, help="Of weights, tokens and cache contents.")
 ]
+Svg = Annotated[
+    Path | None, typer.Option("--svg", metavar="FILE", help="Also draw the ratios; with --ms, milliseconds.")
+]
+Ms = Annotated[bool, typer.Option("--ms", help="Draw milliseconds a token.")]
+From = Annotated[
+    list[Path] | None,
+    typer.Option("--from", metavar="FILE", help="Draw what --json wrote, and measure nothing; repeatable."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write as JSON to stdout.")]
 
 
@@ -36,14 +46,22 @@ def bench(
     config: Config = None,
     fill: Fill = "64,260,1000,1030",
     capacity: Capacity = "1024,8192",
-    blocks: Blocks = 12,
-    block_tokens: Tokens = 8,
+    blocks: Blocks = 24,
+    block_tokens: Tokens = 4,
     generate: Generate = 0,
     dtype: Dtype = "float32",
     seed: Seed = 0,
+    svg: Svg = None,
+    ms: Ms = False,
+    from_: From = None,
     json: Json = False,
 ) -> int:
     """Measure compiled against eager decoding: paired ratios, above 1 where compiled is faster."""
+    if from_:
+        if svg is None:
+            raise MlxAuditError("nothing says where to draw", where="--from", fix="add --svg FILE")
+        _draw(svg, [result for path in from_ for result in _stored(path)], ms=ms)
+        return 0
     _choices.one_of("--dtype", dtype, _choices.DTYPES)
     fills, capacities = _numbers("--fill", fill), _numbers("--capacity", capacity)
     # What the model's code prints must not mix with the answer.
@@ -51,7 +69,8 @@ def bench(
         from mlx_audit.models.modules import defer_mlx_lm
 
         defer_mlx_lm()
-        from mlx_audit.audit.bench import PROMPT, SCHEMA, Sizes, measure
+        from mlx_audit.audit.bench import PROMPT, Sizes, measure
+        from mlx_audit.audit.bench_chart import SCHEMA
         from mlx_audit.audit.bench_models import bench_model
         from mlx_audit.evidence.environment import environment
 
@@ -71,11 +90,39 @@ def bench(
         **_settings(sizes),
         **measured,
     }
+    if svg is not None:
+        _draw(svg, [result], ms=ms)
     if json:
         _console.print_json(result)
     else:
         _show(result)
     return 0
+
+
+def _stored(path: Path) -> list[dict[str, Any]]:
+    """Return the results in a file that `--json` wrote, or a list of them."""
+    from mlx_audit.audit.bench_chart import SCHEMA
+
+    try:
+        found = loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MlxAuditError("the results cannot be read", where=str(path), found=error) from error
+    results = found if isinstance(found, list) else [found]
+    if not all(isinstance(result, dict) and result.get("schema") == SCHEMA for result in results):
+        raise MlxAuditError("these are no results of bench", where=str(path), allowed=f'"schema": "{SCHEMA}"')
+    return results
+
+
+def _draw(path: Path, results: Sequence[dict[str, Any]], *, ms: bool) -> None:
+    from mlx_audit.audit import bench_chart
+
+    try:
+        chart = bench_chart.milliseconds(results) if ms else bench_chart.ratios(results)
+    except (KeyError, TypeError, ValueError) as error:
+        raise MlxAuditError(
+            "the results lack what the chart needs", where="--from", found=repr(error)
+        ) from error
+    path.write_text(chart.svg(), encoding="utf-8")
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -102,6 +149,8 @@ def _show(result: dict[str, Any]) -> None:
         )
     mean = result["geometric_mean"]
     print(f"geometric mean {mean['mean']:.3f}, 95% interval {mean['low']:.3f} to {mean['high']:.3f}")
+    mean = result["cpu_geometric_mean"]
+    print(f"of processor time {mean['mean']:.3f}, 95% interval {mean['low']:.3f} to {mean['high']:.3f}")
     for item in result["skipped"]:
         print(f"left out: {item}")
     for memory in result["memory"]:

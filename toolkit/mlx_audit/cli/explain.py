@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
     from mlx_audit.checks.base import Check
 
 Code = Annotated[str | None, typer.Argument(metavar="CODE", help="Such as TRC001; without it, all codes.")]
+_PIPED = 80
+"""Columns of a page away from a terminal."""
+
 Json = Annotated[bool, typer.Option("--json", help="Write as JSON to stdout.")]
 
 
@@ -20,7 +26,7 @@ def explain(code: Code = None, json: Json = False) -> int:
     from mlx_audit.evidence.codes import known_codes
 
     if code is not None:
-        _choices.one_of("CODE", code, known_codes())
+        code = _choices.one_of("CODE", code.upper() if code.upper() in known_codes() else code, known_codes())
     checks = [check for check in _all_checks() if code in (None, check.code)]
     if json:
         pages = [_as_dict(check) for check in checks]
@@ -60,14 +66,37 @@ def _list(checks: list[Check]) -> None:
 
 
 def _page(check: Check) -> None:
-    """The docstring as it is, its first line and its section titles made to stand out."""
+    """The docstring in lines of the terminal's width, its first line and its section titles made to stand out."""
     from rich.text import Text
 
     console = _console.stdout()
+    width = console.width if console.is_terminal else _PIPED
     first, *lines = check.page.splitlines()
-    console.print(Text.assemble((check.code, "bold"), "  ", (first, "bold")))
+    indent = " " * (len(check.code) + 2)
+    for line in wrap(f"{check.code}  {first}", width, subsequent_indent=indent, break_on_hyphens=False):
+        console.print(Text(line, "bold"))
     needs = f", needs {', '.join(check.requires)}" if check.requires else ""
     console.print(Text(f"{check.tier} tier{needs}", "dim"))
-    for line in lines:
+    for line in _reflowed(lines, width):
         title = line.endswith(":") and not line.startswith(" ")
         console.print(Text(line, "bold cyan" if title else ""))
+
+
+def _reflowed(lines: list[str], width: int) -> Iterator[str]:
+    """Join the lines of each paragraph of a section and break them anew; an example keeps its own lines."""
+    section = ""
+    for (indented, blank), group in groupby(lines, key=lambda line: (line.startswith(" "), not line.strip())):
+        part = list(group)
+        section = part[-1] if not (indented or blank) else section
+        if blank or not indented:
+            yield from part
+            continue
+        for text in part if section == "Example:" else [" ".join(line.strip() for line in part)]:
+            yield from wrap(
+                text.strip(),
+                width,
+                initial_indent="    ",
+                subsequent_indent="    ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )

@@ -72,12 +72,13 @@ def _show_strip(console: Console, item: Inspection) -> None:
     """Print one glyph a layer; each row begins with the number of its first layer."""
     from rich.text import Text
 
+    glyphs = _strip.glyphs(item.counts())
     if item.before:
-        console.print(Text.assemble(("before  ", "dim"), *map(_strip.glyph, item.before)))
+        console.print(Text.assemble(("before  ", "dim"), *(glyphs[label] for label in item.before)))
     for start, groups in _strip.rows(item.layers):
         row = Text(f"{start:6}  ", "dim")
         for group in groups:
-            row.append_text(Text.assemble(*map(_strip.glyph, group), " "))
+            row.append_text(Text.assemble(*(glyphs[label] for label in group), " "))
         row.rstrip()
         console.print(row)
 
@@ -86,14 +87,15 @@ def _show_kinds(console: Console, item: Inspection) -> None:
     """Print how often each cache occurs, and which earlier tokens a token sees through it."""
     from rich.text import Text
 
-    counts = item.counts()
+    counts, glyphs = item.counts(), _strip.glyphs(item.counts())
     column = max((len(label) for label in counts if len(label) <= _LABEL), default=0)
     for label, count in counts.items():
-        head = Text.assemble("  ", _strip.glyph(label), f" {count:3} × ", label.ljust(column))
+        head = Text.assemble("  ", glyphs[label], f" {count:3} × ", label.ljust(column))
         sees = f"sees {item.sees.get(label, 'not known')}"
         if len(head) + 2 + len(sees) <= _WIDTH:
             console.print(Text.assemble(head, "  ", (sees, "dim")))
         else:
+            head.rstrip()
             console.print(head)
             _print(console, sees, " " * 10, "dim")
     for name, mask in item.masks.items():

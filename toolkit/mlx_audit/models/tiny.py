@@ -16,6 +16,9 @@ _SIZES = {
 }
 """What most mlx-lm families call their sizes."""
 
+_WINDOW = 8
+"""Tokens that a sliding window keeps: a short run turns its ring several times."""
+
 _LARGEST = 64
 """A configuration whose hidden size is at most this is tiny already."""
 
@@ -23,8 +26,12 @@ _LARGEST = 64
 def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the common sizes made tiny and everything else kept.
 
-    Only keys that are there are changed; lists with one entry a layer are cut to the new number of layers.
+    Only keys that are there are changed; lists with one entry a layer are cut to the new number of layers. The text
+    part of a nested configuration is shrunk alike.
     """
+    nested = config.get("text_config")
+    if isinstance(nested, Mapping):
+        return {**config, "text_config": shrink(nested)}
     layers = config.get("num_hidden_layers")
     if isinstance(config.get("hidden_size"), int) and config["hidden_size"] <= _LARGEST:
         return dict(config)
@@ -41,6 +48,8 @@ def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
         and "num_key_value_heads" in tiny
     ):
         tiny["num_key_value_heads"] = tiny["num_attention_heads"]
+    if isinstance(config.get("sliding_window"), int):
+        tiny["sliding_window"] = min(config["sliding_window"], _WINDOW)
     tiny.pop("quantization", None)
     tiny.pop("quantization_config", None)
     return tiny

@@ -98,11 +98,11 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
 
 def _outside(pristine: ModuleState, parameters: Mapping[str, mx.array]) -> list[str]:
     """Return what was written since, by path, but weights that are only held within bounds."""
-    return [
-        change.path
-        for change in pristine.changes()
-        if not (change.path in parameters and bounded(parameters[change.path], change.new))
-    ]
+    changes = pristine.changes()
+    weights = [change for change in changes if change.path in parameters]
+    held = bounded([(parameters[change.path], change.new) for change in weights])
+    harmless = {change.path for change, within in zip(weights, held, strict=True) if within}
+    return [change.path for change in changes if change.path not in harmless]
 
 
 def _turning(ring: int) -> list[tuple[int, ...]]:

@@ -9,20 +9,34 @@ _BOUNDS = frozenset(("AsType", "Maximum", "Minimum", "Broadcast", "Full"))
 """Primitives that hold a value within bounds, or cast it; `Full` makes a bound."""
 
 
-def only_bounds(events: Sequence[dict[str, Any]], new: str, old: str) -> bool:
-    """Return whether `new` is `old` cast or held within constant bounds: doing so again changes nothing more."""
-    producers = {
-        output[0]: event for event in events if event["type"] == "primitive" for output in event["outputs"]
-    }
-    constants = {name for event in events if event["type"] == "constants" for name, _ in event["constants"]}
-    waiting, reached = [new], False
-    while waiting:
-        name = waiting.pop()
-        if name == old or name in constants:
-            reached |= name == old
-            continue
-        event = producers.get(name)
-        if event is None or event["name"] not in _BOUNDS:
-            return False
-        waiting += [item[0] for item in event["inputs"]]
-    return reached
+class Bounds:
+    """Tells which values of a graph are others within bounds.
+
+    Args:
+        events: All events of MLX's exporter.
+    """
+
+    def __init__(self, events: Sequence[dict[str, Any]]) -> None:
+        self._producers = {
+            output[0]: event
+            for event in events
+            if event["type"] == "primitive"
+            for output in event["outputs"]
+        }
+        self._constants = {
+            item[0] for event in events if event["type"] == "constants" for item in event["constants"]
+        }
+
+    def hold(self, new: str, old: str) -> bool:
+        """Return whether `new` is `old` cast or held within constant bounds: to do so again changes nothing more."""
+        waiting, reached = [new], False
+        while waiting:
+            name = waiting.pop()
+            if name == old or name in self._constants:
+                reached |= name == old
+                continue
+            event = self._producers.get(name)
+            if event is None or event["name"] not in _BOUNDS:
+                return False
+            waiting += [item[0] for item in event["inputs"]]
+        return reached

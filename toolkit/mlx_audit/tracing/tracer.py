@@ -26,7 +26,7 @@ from mlx_audit.tracing.graph import Graph, Leaf, Node, Value
 from mlx_audit.tracing.host_reads import watched
 from mlx_audit.tracing.layout import largest_ring, leaves_of, prime_from
 from mlx_audit.tracing.paths import short_path
-from mlx_audit.tracing.rewrites import only_bounds
+from mlx_audit.tracing.rewrites import Bounds
 
 PRIME_CAPACITY = 4099
 """A capacity that is prime, so that no other axis of a model is taken for it; larger where a ring is."""
@@ -157,8 +157,9 @@ class StepTracer:
         paths, before, after = self._parameters_in(events)
         old = dict(zip(paths, before, strict=True))
         made = dict(zip(self._rewritten, after[len(paths) :], strict=True))
-        bounded = {path for path, new in made.items() if path in old and only_bounds(events, new, old[path])}
-        return [path for path in self.step.written if path not in bounded]
+        bounds = Bounds(events) if made else None
+        held = {path for path, new in made.items() if bounds and path in old and bounds.hold(new, old[path])}
+        return [path for path in self.step.written if path not in held]
 
     def _parameters_in(self, events: Sequence[Event]) -> tuple[list[str], list[str], list[str]]:
         """Return the parameters' paths, and the names of their values before and after the step."""
@@ -222,15 +223,20 @@ def changed_in_place(kept: Sequence[tuple[str, mx.array, mx.array]]) -> list[str
     ]
 
 
-def bounded(old: Any, new: Any) -> bool:
-    """Return whether an array that took the place of `old` is only `old` within bounds; evaluates nothing."""
-    if not isinstance(old, mx.array) or not isinstance(new, mx.array):
-        return False
+def bounded(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+    """Return for each pair of an array and what took its place whether this is the first within bounds.
+
+    Evaluates nothing.
+    """
+    arrays = [array for pair in pairs for array in pair]
+    if not arrays or not all(isinstance(array, mx.array) for array in arrays):
+        return [False] * len(pairs)
     events: list[Event] = []
     with _exportable():
-        mx.export_function(events.append, lambda: [new, old])
+        mx.export_function(events.append, lambda: arrays)
     names = [item[0] for event in events if event["type"] == "outputs" for item in event["outputs"]]
-    return only_bounds(events, *names)
+    bounds = Bounds(events)
+    return [bounds.hold(new, old) for old, new in zip(names[::2], names[1::2], strict=True)]
 
 
 def readable(event: Event) -> Event:
