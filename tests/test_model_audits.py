@@ -55,19 +55,18 @@ def test_every_published_configuration_traces_to_one_graph_at_full_size(manifest
 
 
 @pytest.mark.parametrize(("family", "name"), LARGE, ids=[name for _, name in LARGE])
-def test_a_large_configuration_traces_in_little_time_and_memory(family: str, name: str) -> None:
-    """A quiet machine takes at most 3 s; the processors' time is asserted, because tests run side by side."""
+def test_a_large_configuration_traces_in_little_memory(family: str, name: str) -> None:
     config = resources.model_audits() / "configurations" / f"{name}.json"
     command = [*COMMAND, "run", family, "--tier", "static,trace", "--config", config, "--json", "-"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
-    (result,) = Results.model_validate_json(process.stdout.read()).results
+    with process.stdout as output:
+        (result,) = Results.model_validate_json(output.read()).results
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
     assert {c.status for c in result.checks} <= {"pass", "not-applicable"}
     assert used.ru_maxrss < 600 * 1024, "kilobytes, of the largest process"
-    assert used.ru_utime + used.ru_stime < 6, "seconds, of all processes"
 
 
 def test_405_billion_parameters_state_the_cost_of_a_step() -> None:

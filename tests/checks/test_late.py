@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mlx_lm.models.cache import RotatingKVCache
 
 from audited import green, healthy, new_subject, red
 from mlx_audit.models.modules import import_file
 from planted import FAULTS
-from tiny_models import config_of, module_of
+from tiny_models import module_of
 
 ROPE = "            queries = self.rope(queries, offset=cache.offset)\n"
 MASK = "        fa_mask = create_attention_mask(h, cache[self.fa_idx])\n"
@@ -49,20 +50,33 @@ def test_a_long_continuation_without_a_mask_is_red(tmp_path: Path) -> None:
 
 
 def test_a_stack_of_rings_has_one_trace_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of("llama", layer_types=["sliding_attention"] * 4, sliding_window=8)
-    subject = new_subject("llama", config=config, exactness="reordered")
+    subject = new_subject("qwen2", exactness="reordered")
+    rings = lambda model: [RotatingKVCache(8) for _ in model.layers]  # noqa: E731
+    monkeypatch.setattr(subject.module.Model, "make_cache", rings, raising=False)
     assert green("PAR007", subject).figures["rungs"] == len(subject.amounts.late)
     FAULTS["rungs_go_on_beyond_the_ring"](monkeypatch)
     assert ", wanted 1" in red("PAR007", subject).reason
 
 
 def test_a_recurrent_stack_reads_the_shortest_prompt_in_the_quick_profile() -> None:
-    sizes = {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1, "conv_kernel": 4, "expand": 1}
     config = {
-        **{"model_type": "mamba2", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2},
-        **{"vocab_size": 64, "layer_norm_epsilon": 1e-6, "use_bias": False, "use_conv_bias": True},
-        **{"tie_word_embeddings": True, "time_step_limit": [0.0, 1e9], "time_step_rank": 2},
-        **{"residual_in_fp32": False, "max_position_embeddings": 4096, "rms_norm": True, **sizes},
+        "model_type": "mamba2",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_heads": 4,
+        "head_dim": 8,
+        "state_size": 8,
+        "n_groups": 1,
+        "conv_kernel": 4,
+        "vocab_size": 64,
+        "layer_norm_epsilon": 1e-6,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "tie_word_embeddings": True,
+        "time_step_limit": [0.0, 1e9],
+        "time_step_rank": 2,
+        "max_position_embeddings": 4096,
     }
     figures = green("PAR007", new_subject("mamba2", config=config)).figures
     assert (figures["prompts"], figures["left_out"], figures["rungs"]) == ([250], [1100], 1)

@@ -67,7 +67,7 @@ def test_a_window_too_wide_to_be_turned_is_undecided() -> None:
 
 
 def test_a_dtype_that_drifts_is_red_in_that_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    FAULTS["cache_in_float32"](monkeypatch)
+    FAULTS["cache_read_in_float32"](monkeypatch)
     assert red("PAR001", new_subject()).where == "step 1 after a prompt of 13, bfloat16"
 
 

@@ -58,7 +58,7 @@ def test_experts_run_in_half_precision_and_the_stand_in_is_named() -> None:
 
 
 def test_a_fault_is_red_behind_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    FAULTS["cache_in_float32"](monkeypatch)
+    FAULTS["cache_read_in_float32"](monkeypatch)
     assert (
         red("PAR001", new_subject("mixtral", config=MIXTURE)).where == "step 1 after a prompt of 13, bfloat16"
     )

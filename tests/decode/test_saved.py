@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import SavedSessionInvalid, SessionMisuse
+from saved_files import changed_session_header, load, put_together, taken_apart
 from tiny_models import distance, raw, shared_model, state_bytes, tiny_model, tokens
 
 
@@ -25,30 +25,6 @@ def saved(tmp_path: Path) -> Path:
     session.step([1])
     session.save(tmp_path / "session.safetensors")
     return tmp_path / "session.safetensors"
-
-
-def load(path: Path, model: Any = None) -> CompiledDecodeSession:
-    return CompiledDecodeSession.load(path, model or shared_model(), evidence="ignore")
-
-
-def taken_apart(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Return a safetensors file's header and its data."""
-    content = path.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
-    return json.loads(content[8 : 8 + size]), content[8 + size :]
-
-
-def put_together(path: Path, header: Any, data: bytes) -> None:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def changed_session_header(path: Path, **changes: Any) -> None:
-    header, data = taken_apart(path)
-    own = json.loads(header["__metadata__"]["mlx_audit"])
-    own.update(changes)
-    header["__metadata__"]["mlx_audit"] = json.dumps(own)
-    put_together(path, header, data)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

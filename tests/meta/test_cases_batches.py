@@ -91,5 +91,8 @@ def test_mlx_lm_1806_shared_layers_use_the_owners_position_before_the_update(fam
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mlx_lm_1806_an_offset_that_moves_is_caught(family: str, moved_in_place: None) -> None:
-    """https://github.com/ml-explore/mlx-lm/issues/1806"""
-    print(family, _worst(family))
+    """https://github.com/ml-explore/mlx-lm/issues/1806
+
+    By gemma3n, which rotates its queries after the update; the others are done with the offset by then.
+    """
+    assert (_worst(family) > 0.1) == (family == "gemma3n")

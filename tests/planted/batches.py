@@ -76,16 +76,15 @@ def ids_beyond_the_lengths_are_read(patch: Patch) -> None:
 
 
 @fault
-def cache_in_float32(patch: Patch) -> None:
-    """Buffers are float32 whatever the model's dtype is."""
-    own = Cache.like.__func__  # type: ignore[attr-defined]
+def cache_read_in_float32(patch: Patch) -> None:
+    """What the cache hands out is float32 whatever the model's dtype is."""
+    own = Cache.keys_and_values
 
-    def like(cls: type[Cache], native: Any, max_tokens: int) -> Cache:
-        cache = own(cls, native, max_tokens)
-        cache.keys, cache.values = cache.keys.astype(mx.float32), cache.values.astype(mx.float32)
-        return cache
+    def keys_and_values(self: Cache) -> tuple[mx.array, mx.array]:
+        keys, values = own(self)
+        return keys.astype(mx.float32), values.astype(mx.float32)
 
-    patch.setattr(Cache, "like", classmethod(like))
+    patch.setattr(Cache, "keys_and_values", keys_and_values)
 
 
 @fault

@@ -130,13 +130,11 @@ def quantized_without_biases(patch: Patch) -> None:
 @fault
 def quantized_write_one_early(patch: Patch) -> None:
     """Each token overwrites the one before it."""
-    own = Quantized._now
-    patch.setattr(Quantized, "make_mask", Quantized.make_mask)
 
     def update_and_fetch(self: Quantized, keys: mx.array, values: mx.array) -> Any:
         length, options = keys.shape[2], {"group_size": self.group_size, "bits": self.bits}
         packed = [part for array in (keys, values) for part in mx.quantize(array, **options)]
-        at = own(self) - 1
+        at = self._now() - 1
         pairs = zip(self._buffers(), packed, strict=True)
         self._set_buffers([mx.slice_update(buffer, new, at, axes=(2,)) for buffer, new in pairs])
         self._advance(length)

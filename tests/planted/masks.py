@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
@@ -96,24 +97,27 @@ def mask_by_content(patch: Patch) -> None:
     patch.setattr(Cache, "make_mask", _mask(visible))
 
 
-def _unwritten_hold(value: float) -> Callable[[Cache, mx.array, int, int], mx.array]:
-    """Return a `_placed` that leaves a value in slots without a token."""
-    own = Cache._placed
+def _unwritten_hold(value: float, *names: str) -> Any:
+    """Return an `adopt` that leaves a value in the slots without a token of some buffers."""
+    own = Cache.adopt.__func__  # type: ignore[attr-defined]
 
-    def placed(self: Cache, content: mx.array, held: int, time: int) -> mx.array:
-        unwritten = mx.reshape(mx.arange(self.slots) >= time, (-1, 1))
-        return mx.where(unwritten, mx.array(value, content.dtype), own(self, content, held, time))
+    def adopt(cls: type[Cache], native: Any, max_tokens: int) -> Cache:
+        cache = own(cls, native, max_tokens)
+        unwritten = mx.reshape(mx.arange(cache.slots) >= native.offset, (-1, 1))
+        for name in names:
+            setattr(cache, name, mx.where(unwritten, value, getattr(cache, name)))
+        return cache
 
-    return placed
+    return classmethod(adopt)
 
 
 @fault
 def unwritten_slots_hold_nan(patch: Patch) -> None:
     """Buffers are not allocated with zeros."""
-    patch.setattr(Cache, "_placed", _unwritten_hold(mx.nan))
+    patch.setattr(Cache, "adopt", _unwritten_hold(mx.nan, "keys", "values"))
 
 
 @fault
 def unwritten_slots_hold_infinity(patch: Patch) -> None:
-    """Buffers are allocated with infinity."""
-    patch.setattr(Cache, "_placed", _unwritten_hold(mx.inf))
+    """Buffers of keys are allocated with infinity, values with zeros."""
+    patch.setattr(Cache, "adopt", _unwritten_hold(mx.inf, "keys"))

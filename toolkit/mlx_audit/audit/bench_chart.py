@@ -17,11 +17,13 @@ _SLOT = 30.0
 """Width of one point with the number above it."""
 
 _STYLE = """
-text{font:11px system-ui,sans-serif;fill:#1f2328}.n{font-size:10px;text-anchor:middle;paint-order:stroke;stroke:#fff;stroke-width:3px}.m{text-anchor:middle}
+text{font:11px system-ui,sans-serif;fill:#1f2328}.m{text-anchor:middle}
+.n{font-size:10px;text-anchor:middle;paint-order:stroke;stroke:#fff;stroke-width:3px}
 .h{font-size:13px;font-weight:600}.e{text-anchor:end}.page{fill:#fff}.grid{stroke:#d8dee4}.base{stroke:#57606a}
 .s0{fill:#0550ae;stroke:#0550ae}.s1{fill:#bc4c00;stroke:#bc4c00}.s2{fill:#6e7781;stroke:#6e7781}
 .s3{fill:#8250df;stroke:#8250df}.w{stroke-width:1.6}
-@media (prefers-color-scheme:dark){text{fill:#e6edf3}.page{fill:#0d1117}.n{stroke:#0d1117}.grid{stroke:#30363d}.base{stroke:#9198a1}
+@media (prefers-color-scheme:dark){text{fill:#e6edf3}.page{fill:#0d1117}.n{stroke:#0d1117}
+.grid{stroke:#30363d}.base{stroke:#9198a1}
 .s0{fill:#79c0ff;stroke:#79c0ff}.s1{fill:#ffa657;stroke:#ffa657}.s2{fill:#9198a1;stroke:#9198a1}
 .s3{fill:#d2a8ff;stroke:#d2a8ff}}
 """.strip()
@@ -85,10 +87,11 @@ class Chart:
         ]
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{_HEIGHT:g}" '
-            f'viewBox="0 0 {width:g} {_HEIGHT:g}" role="img" aria-labelledby="t d"><title id="t">{escape(self.title)}</title>'
+            f'viewBox="0 0 {width:g} {_HEIGHT:g}" role="img" aria-labelledby="t d">'
         )
         page = [
             head,
+            f'<title id="t">{escape(self.title)}</title>',
             f'<desc id="d">{escape(self._described())}</desc><style>{_STYLE}</style>',
             f'<rect class="page" width="{width:g}" height="{_HEIGHT:g}"/>',
             *body,

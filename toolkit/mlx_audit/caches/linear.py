@@ -10,6 +10,7 @@ from mlx_lm.models.cache import KVCache
 
 from mlx_audit.caches.base import Handed
 from mlx_audit.caches.keyed import KeyedCache, pair
+from mlx_audit.caches.refusals import require_fitting, require_slots
 from mlx_audit.errors import ShapeMismatch
 
 
@@ -45,7 +46,7 @@ class FixedCapacityKVCache(KeyedCache):
                 allowed="[B, heads, capacity, width] each, equal but for the width",
             )
         super().__init__(buffers, position, capacity or buffers[0].shape[2])
-        self._require_slots(self.capacity)
+        require_slots(type(self), self.slots, self.capacity)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return what attention reads: the buffers up to the rung."""
@@ -54,7 +55,7 @@ class FixedCapacityKVCache(KeyedCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write `[B, heads, L, width]` keys and values at `slot`, advance, and return what attention reads."""
         length = keys.shape[2]
-        self._require_fitting([keys, values])
+        require_fitting(type(self), [keys, values], self._buffers())
         self._reserve(length)
         if self.handed is not None and length == 1 and self._time is None:
             return self._hand_out(self.handed, keys, values)

@@ -8,6 +8,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache
 
+from mlx_audit.caches.refusals import require_fitting, require_slots
 from mlx_audit.caches.slots import SlottedCache
 from mlx_audit.errors import ShapeMismatch
 
@@ -45,7 +46,7 @@ class FixedCapacityQuantizedCache(SlottedCache):
                 allowed="packed numbers, scales and biases of each",
             )
         super().__init__([*keys, *values], position, capacity)
-        self._require_slots(capacity)
+        require_slots(type(self), self.slots, capacity)
         self.bits, self.group_size = bits, group_size
 
     def _buffers(self) -> list[mx.array]:
@@ -68,7 +69,7 @@ class FixedCapacityQuantizedCache(SlottedCache):
             for array in (keys, values)
             for part in mx.quantize(array, group_size=self.group_size, bits=self.bits)
         ]
-        self._require_fitting(packed)
+        require_fitting(type(self), packed, self._buffers())
         self._reserve(keys.shape[2])
         now = self._now()
         self._set_buffers(

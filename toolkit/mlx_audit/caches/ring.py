@@ -8,6 +8,7 @@ from typing import Self
 import mlx.core as mx
 
 from mlx_audit.caches.keyed import KeyedCache
+from mlx_audit.caches.refusals import require_fitting, require_slots
 from mlx_audit.caches.slots import NEVER
 
 
@@ -21,7 +22,7 @@ class RingCache(KeyedCache):
 
     def __init__(self, buffers: Sequence[mx.array], position: mx.array, capacity: int, span: int) -> None:
         super().__init__(buffers, position, capacity)
-        self._require_slots(min(span, capacity))
+        require_slots(type(self), self.slots, min(span, capacity))
         # What the last update handed out, for layers that share this cache.
         self._fetched: tuple[mx.array, mx.array] | None = None
 
@@ -47,7 +48,7 @@ class RingCache(KeyedCache):
         then the chunk itself: the last of them may overwrite what the first of them still sees.
         """
         length = keys.shape[2]
-        self._require_fitting([keys, values])
+        require_fitting(type(self), [keys, values], self._buffers())
         self._reserve(length)
         before = self._up_to_rung() if length > 1 else None
         self._set_buffers([self._written(b, n) for b, n in zip(self._buffers(), (keys, values), strict=True)])

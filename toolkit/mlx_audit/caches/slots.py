@@ -10,6 +10,12 @@ from typing import Any, Self, cast
 import mlx.core as mx
 
 from mlx_audit.caches.base import FixedCapacityCache, Role, handle, host_int
+from mlx_audit.caches.refusals import (
+    require_alike,
+    require_integers,
+    require_layout,
+    require_native,
+)
 from mlx_audit.errors import CapacityExceeded, HostState, ShapeMismatch
 
 NEVER = -(1 << 30)
@@ -73,16 +79,6 @@ class SlottedCache(FixedCapacityCache):
     def _slot_of(self, time: mx.array) -> mx.array:
         """Return the slot that a token of that time is written to."""
 
-    def _require_slots(self, slots: int) -> None:
-        """Refuse buffers that hold another number of tokens than the cache counts with."""
-        if self.slots not in (0, slots):
-            raise ShapeMismatch(
-                "the buffers have another number of slots than the capacity asks for",
-                where=type(self).__name__,
-                found=self.slots,
-                allowed=slots,
-            )
-
     # State.
 
     @property
@@ -117,27 +113,15 @@ class SlottedCache(FixedCapacityCache):
         cache._held = held
         if own:
             count = len(self._buffers())
-            self._require_layout(state[:count])
+            require_layout(type(self), state[:count], self._buffers())
             cache._set_buffers(state[:count])
             cache.rows = state[0].shape[0]
             cache._require_position(state[count])
             cache._position = state[count]
             if self.ragged:
-                _require_integers(state[count + 1], 1, type(self).__name__)
+                require_integers(type(self), state[count + 1], 1)
                 cache._time = state[count + 1]
         return cache
-
-    def _require_layout(self, buffers: Sequence[mx.array]) -> None:
-        """Refuse buffers of other slots, heads or widths; only the number of rows is free, the same for all."""
-        wanted = [array.shape[1:] for array in self._buffers()]
-        found = [array.shape[1:] for array in buffers]
-        if found != wanted or any(array.shape[0] != buffers[0].shape[0] for array in buffers):
-            raise ShapeMismatch(
-                "the state belongs to another capacity, or to another model",
-                where=f"{type(self).__name__}.state",
-                found=[array.shape for array in buffers],
-                allowed=[("B", *shape) for shape in wanted],
-            )
 
     def at_rung(self, rung: int) -> Self:
         cache = self.with_state(self.state, held=self._held)
@@ -208,24 +192,6 @@ class SlottedCache(FixedCapacityCache):
             )
         self._held += length
 
-    def _require_fitting(self, new: Sequence[mx.array]) -> None:
-        """Refuse an update that MLX would broadcast into the buffers, or write beside them."""
-        if not self.slots:
-            raise HostState(
-                "a cache that prefill left unwritten is written in decode",
-                where=type(self).__name__,
-                allowed="caches that the forward writes at every token, or at none",
-            )
-        length = new[0].shape[2] if new[0].ndim == 4 else None
-        wanted = [(*buffer.shape[:2], length, buffer.shape[3]) for buffer in self._buffers()]
-        if [array.shape for array in new] != wanted:
-            raise ShapeMismatch(
-                "the keys or values to write have the wrong shape",
-                where=f"{type(self).__name__}.update_and_fetch",
-                found=", ".join(str(array.shape) for array in new),
-                allowed=", ".join(f"[{b.shape[0]}, {b.shape[1]}, L, {b.shape[3]}]" for b in self._buffers()),
-            )
-
     def make_mask(
         self, N: int, *, window_size: int | None = None, return_array: bool = True, **_: Any
     ) -> mx.array:
@@ -274,7 +240,7 @@ class SlottedCache(FixedCapacityCache):
 
     @classmethod
     def adopt(cls, native: Any, max_tokens: int) -> Self:
-        held = cls._require_native(native, max_tokens)
+        held = require_native(cls, native, max_tokens)
         cache = cls.like(native, max_tokens)
         if not cache.slots:
             return cache
@@ -285,8 +251,8 @@ class SlottedCache(FixedCapacityCache):
 
     @classmethod
     def merge(cls, natives: Sequence[Any], max_tokens: int) -> Self:
-        held = [cls._require_native(native, max_tokens) for native in natives]
-        cls._require_alike(natives)
+        held = [require_native(cls, native, max_tokens) for native in natives]
+        require_alike(cls, [cls._native_buffers(native) for native in natives])
         longest = max(held)
         empty = cls.like(natives[0], max_tokens)
         if not empty.slots:
@@ -323,39 +289,6 @@ class SlottedCache(FixedCapacityCache):
                 allowed="rows of equal length",
                 fix="hand over rows that were prefilled alone",
             )
-
-    @classmethod
-    def _require_alike(cls, natives: Sequence[Any]) -> None:
-        """Refuse caches that are not rows of one batch: each of one row, and all written or none."""
-        rows = [[(array.shape[0], *array.shape[3:]) for array in cls._native_buffers(n)] for n in natives]
-        if any(row != rows[0] or any(shape[0] != 1 for shape in row) for row in rows):
-            raise ShapeMismatch(
-                "the caches are not rows of one batch",
-                where=f"{cls.__name__}.merge",
-                found=[[array.shape for array in cls._native_buffers(native)] for native in natives],
-                allowed="one row each, of equal widths, all of them written or none",
-            )
-
-    @classmethod
-    def _require_native(cls, native: Any, max_tokens: int) -> int:
-        """Return the tokens that a native cache holds."""
-        if type(native) is not cls.native:
-            raise HostState(
-                f"only mlx-lm's {cls.native.__name__} can be adopted",
-                where=f"{cls.__name__}.adopt",
-                found=f"{type(native).__module__}.{type(native).__qualname__}",
-                allowed=f"{cls.native.__module__}.{cls.native.__qualname__}",
-            )
-        held = int(cast(Any, native).offset)
-        if held > max_tokens:
-            raise CapacityExceeded(
-                "the native cache holds more tokens than the capacity",
-                where=f"{cls.__name__}.adopt",
-                found=held,
-                allowed=max_tokens,
-                fix=f"use max_tokens of {held} or more",
-            )
-        return held
 
     def _placed(self, content: mx.array, held: int, time: int) -> mx.array:
         """Return a buffer with the last tokens of one row, of which `held` were read, as it looks at `time`."""
@@ -402,14 +335,4 @@ class SlottedCache(FixedCapacityCache):
         return min(self.count() or 0, self.slots)
 
     def _require_position(self, position: mx.array) -> None:
-        _require_integers(position, self.rows if self.ragged else 1, type(self).__name__)
-
-
-def _require_integers(array: mx.array, count: int, where: str) -> None:
-    if array.dtype != mx.int32 or array.shape != (count,):
-        raise ShapeMismatch(
-            "the position has the wrong form",
-            where=where,
-            found=f"{array.dtype} {array.shape}",
-            allowed=f"int32 of shape ({count},)",
-        )
+        require_integers(type(self), position, self.rows if self.ragged else 1)

@@ -240,8 +240,9 @@ def _one_text(
         if length > 0:
             cache = cache.at_rung(len(text.tokens) + length) if cut else cache
             tally["masks"] += _require_right(cache, text, length, narrow)
-        elif cache.trim(back := min(-length, len(text.tokens) - 1)) == back > 0:
-            del text.tokens[-back:]
+        elif (back := min(-length, len(text.tokens) - 1)) and cache.trim(back) == back:
+            # Whether it told the truth is what STA003 asks; here, what is seen after it did.
+            del text.tokens[cache.count() :]
 
 
 def _plan(prompt: int, chunks: list[int]) -> list[int]:

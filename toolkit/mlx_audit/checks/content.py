@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -33,13 +33,13 @@ def content(native: Any) -> list[mx.array]:
     if isinstance(native, CacheList):
         return [array for part in native.caches for array in content(part)]
     if isinstance(native, ArraysCache):
-        states: list[mx.array | None] = native.cache
+        states: Sequence[mx.array | None] = native.cache
         return [array for array in states if array is not None]
-    if native.keys is None:
+    if native.keys is None or native.values is None:
         return []
     if isinstance(native, QuantizedKVCache):
-        parts: list[mx.array] = [*native.keys, *native.values]
-        return [array[..., : native.offset, :] for array in parts]
+        keys: Sequence[mx.array] = native.keys
+        return [array[..., : native.offset, :] for array in (*keys, *native.values)]
     return [_ordered(native, array) for array in (native.keys, native.values)]
 
 

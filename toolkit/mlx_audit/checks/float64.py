@@ -9,12 +9,27 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlx_audit.caches import host_int
 from mlx_audit.checks.stand_ins import gather_and_matmul, swapped
 
 IMPRECISE = frozenset(
-    {"Convolution", "Cos", "Erf", "Exp", "GatherMM", "LogAddExp", "LogSumExp", "Sigmoid", "Sin", "Softmax"}
+    {
+        *(
+            "Convolution",
+            "Cos",
+            "Cosh",
+            "Erf",
+            "ErfInv",
+            "Exp",
+            "Expm1",
+            "GatherMM",
+            "LogAddExp",
+            "LogSumExp",
+        ),
+        *("Sigmoid", "Sin", "Sinh", "Softmax", "Tan"),
+    }
 )
-"""Primitives whose float64 result is no better than a float32 one."""
+"""Primitives whose float64 result is no better than a float32 one, or was not looked at."""
 
 
 @contextmanager
@@ -27,7 +42,7 @@ def in_float64() -> Iterator[None]:
         # Otherwise MLX would build a kernel for each fused piece, which takes longer than to run it.
         mx.disable_compile()
         stack.callback(mx.enable_compile)
-        swaps = [(mx, function.__name__[1:], function) for function in own]
+        swaps: list[tuple[Any, str, Any]] = [(mx, function.__name__[1:], function) for function in own]
         swaps += [(mx.fast, function.__name__[1:], function) for function in fast]
         swaps += [(mx, "gather_mm", gather_and_matmul), (mx, "float32", mx.float64)]
         stack.enter_context(swapped(*swaps))
@@ -103,8 +118,8 @@ def _rope(
 ) -> mx.array:
     """Rotate `[…, L, D]` by angles computed in Python's floats; the offset is a host integer in eager decoding."""
     half = dims // 2
-    periods = freqs.tolist() if freqs is not None else [float(base or 1) ** (i / half) for i in range(half)]
-    start = int(offset.item() if isinstance(offset, mx.array) else offset)
+    periods: Any = [float(base or 1) ** (i / half) for i in range(half)] if freqs is None else freqs.tolist()
+    start = host_int(offset) if isinstance(offset, mx.array) else int(offset)
     angles = [[(start + t) * scale / period for period in periods] for t in range(x.shape[-2])]
     cos = mx.array([[math.cos(angle) for angle in row] for row in angles], mx.float64)
     sin = mx.array([[math.sin(angle) for angle in row] for row in angles], mx.float64)

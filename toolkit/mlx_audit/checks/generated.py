@@ -87,7 +87,9 @@ def _compared(subject: Subject, sampler: Sampler | None, *, stream: int, seed: i
     got = list(session.generate(prompt, max_new_tokens=count, sampler=sampler))
     for index, (token, want) in enumerate(zip(got, wanted, strict=True)):
         if token != want:
-            raise CheckFailed(f"token {index} is {token}, wanted {want}{under}", where=f"token {index}{under}")
+            raise CheckFailed(
+                f"token {index} is {token}, wanted {want}{under}", where=f"token {index}{under}"
+            )
     return {"tokens": count, "distinct_tokens": len(set(got))}
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_audit.checks.base import Check, CheckFailed, Figures
+from mlx_audit.adapters.module_state import ModuleState
+from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
 from mlx_audit.checks.runs import PROMPT, eager_logits, teacher_tokens
 from mlx_audit.checks.subject import Subject
 from mlx_audit.checks.tolerance import largest, largest_difference
@@ -45,11 +49,9 @@ class NaiveCompileIsCaught(Check):
         wanted = eager_logits(subject.model, tokens[:PROMPT], tokens[PROMPT:])[1:]
         caches = make_prompt_cache(subject.model)
         mx.eval(run(subject.model, mx.array([tokens[:PROMPT]], mx.int32), caches))
-        compiled = mx.compile(lambda token: run(subject.model, token, caches))
+        got_naively = _naive(subject.model, caches, tokens[PROMPT:])
         differences, wrong = [], []
-        for step, (token, want) in enumerate(zip(tokens[PROMPT:], wanted, strict=True), start=1):
-            got = compiled(mx.array([[token]], mx.int32))
-            mx.eval(got)
+        for step, (got, want) in enumerate(zip(got_naively, wanted, strict=True), start=1):
             differences.append(largest_difference(got, want) / max(largest(want), 1e-30))
             if not subject.tolerance.accepts(got, want):
                 wrong.append(step)
@@ -64,3 +66,24 @@ class NaiveCompileIsCaught(Check):
                 f"wrong at steps {wrong}, wanted every step from 2 to {_STEPS}", figures=figures
             )
         return figures
+
+
+def _naive(model: nn.Module, caches: list[Any], tokens: list[int]) -> list[mx.array]:
+    """Return the logits of a step that is compiled with its caches captured; the module is left as it was.
+
+    Raises:
+        NotRun: it does not even run, so whether wrong logits would be seen is not known.
+    """
+    before = ModuleState(model)
+    compiled, logits = mx.compile(lambda token: run(model, token, caches)), []
+    try:
+        for token in tokens:
+            logits.append(compiled(mx.array([[token]], mx.int32)))
+            mx.eval(logits)
+    except Exception as error:
+        raise NotRun(
+            f"naive compiling raises {type(error).__name__}: {error}; it cannot go wrong silently"
+        ) from error
+    finally:
+        before.restore()
+    return logits

@@ -60,7 +60,13 @@ class Batch:
     def name(self, call: int, row: int) -> str:
         """Return where the logits of a row came from, in words."""
         width = self.pieces[call - 1].shape[1] if call else 0
-        kind = "prefill" if not call else f"step {call}" if width == 1 else f"extend of {width} after step {call - 1}"
+        kind = (
+            "prefill"
+            if not call
+            else f"step {call}"
+            if width == 1
+            else f"extend of {width} after step {call - 1}"
+        )
         return f"{kind}, row {row} of lengths {self.lengths}"
 
 

@@ -19,7 +19,17 @@ _SHORTER = (mx.float32, mx.bfloat16, mx.float16)
 
 _ROUNDS_NOTHING = frozenset(
     {
-        *("Arange", "AsStrided", "Broadcast", "Concatenate", "Copy", "ExpandDims", "Flatten", "Full", "Gather"),
+        *(
+            "Arange",
+            "AsStrided",
+            "Broadcast",
+            "Concatenate",
+            "Copy",
+            "ExpandDims",
+            "Flatten",
+            "Full",
+            "Gather",
+        ),
         *("Reshape", "Slice", "Squeeze", "Transpose", "Unflatten"),
     }
 )

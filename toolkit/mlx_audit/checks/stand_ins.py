@@ -61,8 +61,8 @@ def gather_and_matmul(
     lhs_indices: mx.array | None = None,
     rhs_indices: mx.array | None = None,
     *,
-    sorted_indices: bool = False,
     stream: Any = None,
+    **_: Any,
 ) -> mx.array:
     """Return what `mx.gather_mm` gives, in any dtype: the product of chosen matrices of `a` and of `b`.
 
@@ -70,8 +70,7 @@ def gather_and_matmul(
         a: `[…, M, K]`; the index counts over all leading axes.
         b: `[…, K, N]`, likewise.
         lhs_indices, rhs_indices: Which matrices to take; all of them, in order, by default.
-        sorted_indices: A hint that changes no result.
-        stream: Where to run.
+        stream: Where to run; `sorted_indices` is a hint that changes no result.
 
     Returns:
         `[indices…, M, N]`.

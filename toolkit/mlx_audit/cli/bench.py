@@ -115,6 +115,7 @@ def _stored(path: Path) -> list[dict[str, Any]]:
 
 def _draw(path: Path, results: Sequence[dict[str, Any]], *, ms: bool) -> None:
     from mlx_audit.audit import bench_chart
+    from mlx_audit.evidence.records import write_atomically
 
     try:
         chart = bench_chart.milliseconds(results) if ms else bench_chart.ratios(results)
@@ -122,7 +123,7 @@ def _draw(path: Path, results: Sequence[dict[str, Any]], *, ms: bool) -> None:
         raise MlxAuditError(
             "the results lack what the chart needs", where="--from", found=repr(error)
         ) from error
-    path.write_text(chart.svg(), encoding="utf-8")
+    write_atomically(_choices.output("--svg", path), chart.svg())
 
 
 def _numbers(option: str, text: str) -> list[int]:
