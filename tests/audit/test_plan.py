@@ -82,15 +82,34 @@ def test_a_published_configuration_rests_on_the_tiny_one_of_its_rope_kind() -> N
     assert entry.subject.tiny["rope_scaling"]["rope_type"] == "llama3"
 
 
-def test_variants_claimed_undecided_come_last_and_are_planned_all_the_same() -> None:
-    plan = plan_of("llama")
-    claims = [entry.planned.claimed for entry in plan.entries if entry.planned.variant == "sliding"]
+def test_variants_claimed_undecided_come_last_and_are_planned_all_the_same(tmp_path: Path) -> None:
+    text = (resources.model_audits() / "llama.yaml").read_text(encoding="utf-8")
+    head, _, _ = text.partition("configurations:")
+    manifest = tmp_path / "open.yaml"
+    manifest.write_text(head.replace("compiled_decode: capable", "compiled_decode: undecided", 1), "utf-8")
+    plan = plan_of(manifest)
+    claims = [entry.planned.claimed for entry in plan.entries if entry.planned.variant == "full"]
     assert set(claims) == {"undecided"}
-    assert names(plan).index("sliding/tiny") > names(plan).index("full/tiny+dynamic")
+    assert names(plan).index("full/tiny") > names(plan).index("sliding/tiny+dynamic")
     sliding = next(e.subject for e in plan.entries if e.planned.variant == "sliding")
     assert sliding is not None
     assert sliding.exercised == {0, 1}
     assert sliding.exactness == "reordered"
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "layers"),
+    [("qwen3_5_moe", "Qwen--Qwen3.5-397B-A17B", 60), ("gemma3n", "google--gemma-3n-E4B", 20)],
+)
+def test_a_nested_configuration_is_planned_by_its_text_part(family: str, name: str, layers: int) -> None:
+    plan = plan_of(family, PUBLISHED / f"{name}.json")
+    subject = plan.entries[0].subject
+    assert subject is not None
+    assert subject.rope == "default"
+    assert len(subject.expected or ()) == layers
+    kinds = {e.planned.configuration: e.subject.rope for e in plan_of(family).entries if e.subject}
+    assert all(configuration.partition("+")[2] in ("", kind) for configuration, kind in kinds.items())
+    assert ("tiny+yarn" in kinds) == (family == "qwen3_5_moe")
 
 
 def test_a_given_configuration_stands_alone_and_borrows() -> None:

@@ -72,7 +72,9 @@ def test_a_claim_that_does_not_hold_leaves_the_old_record(shared: SharedRun, tmp
 
 
 def test_without_claims_there_is_nothing_to_record(shared: SharedRun, tmp_path: Path) -> None:
-    undecided = [r for r in outcome(shared, "llama").results if r.variant == "sliding"]
+    undecided = [r.model_copy(deep=True) for r in outcome(shared, "llama").results if r.variant == "sliding"]
+    for result in undecided:
+        result.claims["compiled_decode"].claimed = "undecided"
     with pytest.raises(NotRecorded, match="no claim"):
         record(outcome(shared, "llama", undecided), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -93,7 +93,7 @@ def test_steps_write_into_their_buffers() -> None:
 
 
 def test_running_ahead_writes_into_the_buffers_too() -> None:
-    """MLX copies a buffer that a step under way still reads; it stays some 100 operations behind, much less than a step."""
+    """MLX copies a buffer that a step under way still reads; it lags some 100 operations, much less than a step has."""
     session = Bench(bench_model("tiny", None, dtype="float32", seed=0), 32768, evidence="ignore")
     session.prefill([tokens(8)])
     session.after(1, 2)

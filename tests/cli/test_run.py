@@ -30,7 +30,11 @@ def test_both_families_hold_their_claims(shared: SharedRun) -> None:
     assert shared.done.returncode == 0, shared.done.stdout
     claimed = [r for r in shared.results.results if r.claims["compiled_decode"].claimed == "capable"]
     assert {result.verdict for result in claimed} == {"capable"}
-    assert {(r.family, r.variant) for r in claimed} == {("qwen2", "full"), ("llama", "full")}
+    assert {(r.family, r.variant) for r in claimed} == {
+        ("qwen2", "full"),
+        ("llama", "full"),
+        ("llama", "sliding"),
+    }
     main = shared.result("qwen2", "full", "tiny")
     assert {check.status for check in main.checks} == {"pass"}
     assert all(check.figures for check in main.checks)

@@ -20,7 +20,7 @@ WITH_KINDS = [
 ]
 WITHOUT_KINDS = [manifest for manifest in load_manifests() if not manifest.rope]
 
-ROPES = (
+ROPES: tuple[type[nn.Module], ...] = (
     nn.RoPE,
     *(
         value
@@ -41,7 +41,7 @@ def rotations(model: nn.Module) -> list[tuple[str, dict[str, Any]]]:
             type(module).__name__,
             {
                 name: value.tolist() if isinstance(value, mx.array) else value
-                for name, value in {**vars(module), **module}.items()
+                for name, value in [*vars(module).items(), *module.items()]
             },
         )
         for module in found

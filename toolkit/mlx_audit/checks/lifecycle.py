@@ -223,7 +223,7 @@ def _growth_over_sessions(subject: Subject, tokens: list[int]) -> int:
 
 @contextmanager
 def _no_spare_buffers() -> Iterator[None]:
-    """Free each buffer at once: a spare one that is used again may be larger than what it then holds, and counts in full."""
+    """Free each buffer at once: a spare one may be larger than what it is used for next, and counts in full."""
     limit = mx.set_cache_limit(0)
     mx.clear_cache()
     try:

@@ -70,7 +70,7 @@ class TeacherForcedLogits(Check):
         if subject.dtype != "float32" and isinstance(figures[subject.dtype], str):
             raise NotRun(f"{subject.dtype} {figures[subject.dtype]}")
         if subject.main:
-            for dtype in ("float32", "bfloat16", "float16"):
+            for dtype in subject.amounts.dtypes:
                 if dtype != subject.dtype:
                     figures[dtype] = _in_dtype(replace(subject, dtype=dtype))
             figures["float64"] = _against_float64(replace(subject, dtype="float32"))
