@@ -21,8 +21,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from audited import green, healthy, new_subject, red
 from mlx_audit.caches import FixedCapacityKVCache
 from mlx_audit.checks.base import CheckFailed
+from mlx_audit.checks.compared import require_one_slot_written
 from mlx_audit.checks.masks import require_finite
-from mlx_audit.checks.state import require_one_slot_written
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.decode.counted import CountedCompile
 from mlx_audit.decode.state import check_state_tree, require_fixed_capacity

@@ -95,7 +95,7 @@ class RowsApart(Check):
 
     code = "MSK004"
     tier = "numeric"
-    requires = ("PAR005",)
+    requires = ("PAR005", "PAR003", "MSK001", "STA002")
     repeated = False
 
     def not_applicable(self, subject: Subject) -> str | None:

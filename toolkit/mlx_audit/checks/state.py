@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache
 
-from mlx_audit.caches import FixedCapacityCache, host_float, host_int
 from mlx_audit.checks.base import Check, CheckFailed, Figures
-from mlx_audit.checks.content import content, leaves, readable, rounding
-from mlx_audit.checks.parts import PartSpec, named_parts, parts_of, rings_of, specs_of, written_specs
+from mlx_audit.checks.compared import compare_states, require_one_slot_written
+from mlx_audit.checks.parts import PartSpec, named_parts, rings_of, specs_of, written_specs
 from mlx_audit.checks.runs import (
     PROMPT,
     Comparer,
@@ -23,7 +20,6 @@ from mlx_audit.checks.runs import (
     teacher_tokens,
 )
 from mlx_audit.checks.subject import Subject
-from mlx_audit.checks.tolerance import Tolerance, largest, largest_difference
 from mlx_audit.decode import CompiledDecodeSession
 
 _STEPS = 6
@@ -59,17 +55,45 @@ class StateEqualsEager(Check):
         # Each ring turns twice after the prompt.
         steps = max([_STEPS, *(2 * ring + 1 for ring in rings_of(specs_of(subject)))])
         tokens = _distinct_tokens(subject, PROMPT + steps, stream=4)
-        session, eager = session_for(subject, PROMPT + steps + 2), Eager(subject.model)
-        session.prefill([tokens[:PROMPT]])
-        eager.feed(tokens[:PROMPT])
-        worst = compare_states(subject, session, eager.cache, "the prompt")
-        for step, token in enumerate(tokens[PROMPT:], start=1):
-            before = session.caches
-            session.step([token])
-            eager.feed([token])
-            require_one_slot_written(before, session.caches, f"step {step}")
-            worst = max(worst, compare_states(subject, session, eager.cache, f"step {step}"))
-        return {"steps": steps, "caches": len(eager.cache), "max_difference": worst}
+        first = _Pair(subject, PROMPT + steps + 2, "the first session")
+        first.prefill(tokens[:PROMPT])
+        for token in tokens[PROMPT:]:
+            first.step(token)
+        # A second one begins with a single token; then the first goes on: neither may see that the other was there.
+        second = _Pair(subject, _STEPS + 1, "a second session")
+        second.prefill(tokens[:1])
+        for token in tokens[1 : _STEPS + 1]:
+            second.step(token)
+        first.step(tokens[0])
+        worst = max(first.worst, second.worst)
+        return {"steps": steps, "caches": len(first.eager.cache), "max_difference": worst}
+
+
+class _Pair:
+    """A compiled session and eager decoding, fed the same tokens, whose states are compared after each."""
+
+    def __init__(self, subject: Subject, capacity: int, name: str) -> None:
+        self.session, self.eager = session_for(subject, capacity), Eager(subject.model)
+        self.worst = 0.0
+        self._subject, self._name, self._steps = subject, name, 0
+
+    def prefill(self, tokens: list[int]) -> None:
+        """Read a prompt both ways."""
+        self.session.prefill([tokens])
+        self.eager.feed(tokens)
+        self._compare(f"the prompt of {self._name}")
+
+    def step(self, token: int) -> None:
+        """Take a token both ways; the compiled step writes one slot."""
+        self._steps += 1
+        before, label = self.session.caches, f"step {self._steps} of {self._name}"
+        self.session.step([token])
+        self.eager.feed([token])
+        require_one_slot_written(before, self.session.caches, label)
+        self._compare(label)
+
+    def _compare(self, label: str) -> None:
+        self.worst = max(self.worst, compare_states(self._subject, self.session, self.eager.cache, label))
 
 
 class CopiesIndependent(Check):
@@ -212,92 +236,6 @@ def _require_refused(base: CompiledDecodeSession, n: int) -> None:
     session = base.copy()
     if session.trim(n) != 0 or not same_bytes(session.state, base.state):
         raise CheckFailed(f"trim({n}) at position {base.position} was not refused, or changed the state")
-
-
-def compare_states(subject: Subject, session: CompiledDecodeSession, natives: list[Any], label: str) -> float:
-    """Compare a session's caches with native ones and return the largest difference.
-
-    Raises:
-        CheckFailed: names the cache and the token or array.
-    """
-    wanted = leaves(natives)
-    parts = parts_of(session.caches, [PartSpec.of(native) for native in wanted])
-    own = leaves(cache.to_native() for cache in session.caches)
-    pairs = zip(parts, own, wanted, strict=True)
-    return max(
-        (_compare(subject.tolerance, part.name, got, want, label) for part, got, want in pairs), default=0.0
-    )
-
-
-def _compare(tolerance: Tolerance, name: str, own: Any, native: Any, label: str) -> float:
-    """Compare what two mlx-lm caches hold; where sums may differ in order, a quantized number may be its neighbour."""
-    read = readable if tolerance.relative else content
-    pairs = list(zip(read(own), read(native), strict=False))
-    if len(read(own)) != len(read(native)):
-        raise CheckFailed(f"{name} holds {len(read(own))} arrays at {label}, eager holds {len(read(native))}")
-    for index, (got, want) in enumerate(pairs):
-        if got.shape != want.shape:
-            raise CheckFailed(f"{name} holds {got.shape} at {label}, eager holds {want.shape}")
-        if got.dtype != want.dtype:
-            raise CheckFailed(f"{name} holds {got.dtype} at {label}, eager holds {want.dtype}")
-        if not _same(tolerance, got, want, rounding(native)[index] if tolerance.relative else 0.0):
-            gap = mx.abs(got.astype(mx.float32) - want.astype(mx.float32))
-            what = _place(native, gap, index)
-            raise CheckFailed(
-                f"{name} differs from eager's at {label}, {what}, by {largest(gap):.3g}",
-                where=f"{label}, {name}, {what}",
-            )
-    return max((largest_difference(got, want) for got, want in pairs), default=0.0)
-
-
-def _place(native: Any, gap: mx.array, index: int) -> str:
-    """Return where two caches differ most: a slot; the place in time of what a ring holds; or an array of a state."""
-    if isinstance(native, ArraysCache):
-        return f"array {index}"
-    at = host_int(mx.argmax(mx.max(gap, axis=(0, 1, 3))))
-    return f"slot {at}" if PartSpec.of(native).ring is None else f"token {at} of {gap.shape[2]} held"
-
-
-def _same(tolerance: Tolerance, got: mx.array, want: mx.array, slack: mx.array | float) -> bool:
-    if not mx.issubdtype(got.dtype, mx.floating):
-        return bool(mx.array_equal(got, want).item())
-    gap = mx.abs(got.astype(mx.float32) - want.astype(mx.float32)) - slack
-    return not got.size or host_float(mx.max(gap)) <= tolerance.relative * max(largest(want), 1e-30)
-
-
-def require_one_slot_written(
-    before: Sequence[FixedCapacityCache], after: Sequence[FixedCapacityCache], label: str
-) -> None:
-    """Require that a step wrote each part where it must, and nowhere else.
-
-    In slots, exactly the one at the write index; of a state, at least one array; a cache that the forward never
-    writes stays empty. A buffer that is zero before and after is not in use.
-
-    Raises:
-        CheckFailed: nothing changed ("state unchanged by a step"), or another slot did.
-    """
-    for (name, old), (_, new) in zip(named_parts(before), named_parts(after), strict=True):
-        where, arrays = f"{label}, {name}", list(zip(old.state, new.state, old.roles, strict=True))
-        written = {slot for was, now, role in arrays if role == "buffer" for slot in _changed_slots(was, now)}
-        replaced = any(role == "recurrent" and _changed(was, now) for was, now, role in arrays)
-        if arrays and not written and not replaced:
-            raise CheckFailed(f"state unchanged by a step ({where})", where=where)
-        if old.slots and written != {slot := host_int(old.slot)}:  # type: ignore[attr-defined]
-            raise CheckFailed(
-                f"{label} wrote slots {sorted(written)} of {name}, wanted {slot} alone", where=where
-            )
-
-
-def _changed(was: mx.array, now: mx.array) -> bool:
-    same = mx.array_equal(mx.view(was, mx.uint8), mx.view(now, mx.uint8))
-    return bool(was.size) and not bool(same.item())
-
-
-def _changed_slots(was: mx.array, now: mx.array) -> Iterator[int]:
-    if not was.size:
-        return iter(())
-    changed = np.array(mx.any(mx.view(was, mx.uint8) != mx.view(now, mx.uint8), axis=(0, 1, 3)))
-    return (int(slot) for slot in np.flatnonzero(changed))
 
 
 def _distinct_tokens(subject: Subject, count: int, *, stream: int) -> list[int]:
