@@ -92,6 +92,7 @@ class _Planner:
         self.manifest = manifest
         self.module = module
         self.options = options
+        self.resolved: dict[str, Any] = {}
         self.configurations = self._configurations()
 
     def family(self) -> Plan:
@@ -225,7 +226,11 @@ class _Planner:
         return found
 
     def _arguments(self, config: Mapping[str, Any]) -> Any:
-        return declared_arguments(self.module, config, self.manifest.arguments)
+        """Return what the manifest's expressions speak of; each configuration is resolved once."""
+        key = repr(config)
+        if key not in self.resolved:
+            self.resolved[key] = declared_arguments(self.module, config, self.manifest.arguments)
+        return self.resolved[key]
 
     def _published(self, plan: Plan, variant: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
         """Yield the published configurations to trace; note those left out in the plan."""

@@ -74,20 +74,27 @@ def _names(path: Path) -> frozenset[str] | None:
     names: set[str] = set()
     waiting, seen = [path], {path}
     while waiting:
-        try:
-            tree = ast.parse(waiting.pop().read_text(encoding="utf-8"))
-        except (OSError, ValueError, SyntaxError, RecursionError):
+        read = _file_names(waiting.pop())
+        if read is None:
             return None
-        names |= set(_dataclass_names(tree))
+        own, imports = read
+        names |= own
         siblings = {
-            folder / f"{name}.py"
-            for name in _imports(tree)
-            for folder in (path.parent, models_folder())
-            if folder
+            folder / f"{name}.py" for name in imports for folder in (path.parent, models_folder()) if folder
         }
         waiting += sorted(sibling for sibling in siblings - seen if sibling.is_file())
         seen |= siblings
     return frozenset(names) or None
+
+
+@cache
+def _file_names(path: Path) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Return a file's own names and what it imports; each file is parsed once, as most families share some."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+    return frozenset(_dataclass_names(tree)), frozenset(_imports(tree))
 
 
 def _dataclass_names(tree: ast.Module) -> Iterator[str]:
