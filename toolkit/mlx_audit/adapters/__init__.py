@@ -7,7 +7,7 @@ from typing import Literal
 import mlx.nn as nn
 
 from mlx_audit.adapters.generic import GenericAdapter, live_kinds
-from mlx_audit.adapters.module_state import ModuleState, Parameters, Slot, parameter_slots
+from mlx_audit.adapters.module_state import ModuleState, Parameters, Slot, parameter_slots, snapshots_reused
 from mlx_audit.adapters.protocol import FixedCapacityKVCacheProviding
 from mlx_audit.evidence import identify
 
@@ -20,6 +20,7 @@ __all__ = [
     "adapter_for",
     "live_kinds",
     "parameter_slots",
+    "snapshots_reused",
 ]
 
 

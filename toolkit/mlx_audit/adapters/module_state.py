@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -159,7 +160,17 @@ class ModuleState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._containers = [(path, container, _copy(container)) for path, container in _containers(model)]
+        self._model = model
+        self._types: list[type]
+        self._containers: list[tuple[str, Any, Any]]
+        last = _reusable[0] if _reusable else None
+        if last is not None and last._model is model and last._is_current():
+            self._containers, self._types = last._containers, last._types
+        else:
+            self._containers = [(path, container, _copy(container)) for path, container in _containers(model)]
+            self._types = [type(container) for _, container, _ in self._containers]
+        if _reusable:
+            _reusable[0] = self
         # `array += x` and `array[:] = x` change the array that a name stands for; a second handle keeps the old one.
         self._arrays = [
             (container, key, array, handle(array))
@@ -167,6 +178,11 @@ class ModuleState:
             for key, array in _items(old)
             if type(array) is mx.array
         ]
+
+    def _is_current(self) -> bool:
+        """Return whether every container still holds the same objects, so that a new walk would find the same."""
+        types = map(type, (container for _, container, _ in self._containers))
+        return all(map(operator.is_, self._types, types)) and not self.changes()
 
     def changes(self) -> list[Change]:
         """Return what was added, removed or bound to another value since the snapshot."""
@@ -215,6 +231,23 @@ class ModuleState:
         for change in listed:
             if change.old is not _ABSENT:
                 _assign(change.container, change.key, change.old)
+
+
+_reusable: list[ModuleState | None] = []
+"""The last snapshot, while snapshots are reused; empty otherwise."""
+
+
+@contextmanager
+def snapshots_reused() -> Iterator[None]:
+    """Within it, a snapshot of a model that has not changed since the last one takes over what that one found.
+
+    The walk through a model's code is most of a snapshot. The last snapshot, and with it its model, stays alive.
+    """
+    _reusable.append(None)
+    try:
+        yield
+    finally:
+        _reusable.clear()
 
 
 def _containers(model: nn.Module) -> Iterator[tuple[str, Any]]:

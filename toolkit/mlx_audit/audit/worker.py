@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mlx_audit.adapters import snapshots_reused
 from mlx_audit.audit.eager import require_runs
 from mlx_audit.audit.events import (
     CheckFinished,
@@ -42,7 +43,8 @@ def _audit(request: Request, emit: Emit) -> None:
     results: list[dict[str, CheckResult]] = []
     for index, entry in enumerate(plan.entries):
         before = results[entry.after] if entry.after is not None else {}
-        results.append(_subject(index, entry, before, emit))
+        with snapshots_reused():
+            results.append(_subject(index, entry, before, emit))
         entry.subject = None  # models go as soon as they are not needed
     emit(Done())
 

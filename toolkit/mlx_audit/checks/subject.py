@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_map
 
 from mlx_audit.adapters import FixedCapacityKVCacheProviding, adapter_for
 from mlx_audit.checks.profiles import PROFILES, Profile
@@ -75,12 +76,15 @@ class Subject:
     @cached_property
     def lazy_model(self) -> nn.Module:
         """The model of `config`, whose parameters are never evaluated."""
-        return build_lazy(
+        model = build_lazy(
             self.module,
             self.arguments,
             dtype=_dtype_of(self.config),
             quantization=self.config.get("quantization"),
         )
+        # Nothing is ever computed from them here, and a graph of random numbers behind each would be walked often.
+        model.update(tree_map(lambda array: mx.zeros(array.shape, array.dtype), model.parameters()))
+        return model
 
     @cached_property
     def tracer(self) -> StepTracer:
