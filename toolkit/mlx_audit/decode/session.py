@@ -433,7 +433,7 @@ class CompiledDecodeSession:
 
     def _compiled(self, count: int) -> CountedCompile:
         rung = self._rung(count)
-        key = rung, self._step is not self._even
+        key = rung, self._step.ragged
         if key not in self._rungs:
             self._rungs[key] = CountedCompile(self._step.at_rung(rung))
         return self._rungs[key]

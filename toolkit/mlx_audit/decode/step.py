@@ -29,6 +29,7 @@ class DecodeStep:
         require_fixed_capacity(caches)
         self.model = model
         self.caches = tuple(caches)
+        self.ragged = any(cache.ragged for cache in caches)
         self._parameters = Parameters(model)
         self.written: list[str] = []
         """What the last run of the body wrote outside the caches, by path; arrays were put back."""
