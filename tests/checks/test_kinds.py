@@ -34,7 +34,7 @@ def test_what_was_looked_at() -> None:
 
 
 RED = {
-    ("rotating", "STA001", "ring_turns_one_early"): "differs from eager's at the prompt",
+    ("rotating", "STA001", "ring_turns_one_early"): "differs from eager's at the prompt of the first session",
     ("rotating", "STA001", "ring_write_one_late"): "wrote slots",
     ("rotating", "STA001", "ring_handed_over_in_slot_order"): "caches[0] differs from eager's",
     ("rotating", "STA003", "ring_takes_back_after_turning"): "trim(1) at position 17 returned 1",
@@ -51,22 +51,34 @@ RED = {
     ("keeping", "MSK001", "ring_forgets_what_it_keeps"): "rotating of 8, 2 kept: at position",
     ("chunked", "MSK001", "chunk_edge_one_late"): "chunked of 8: at position",
     ("quantized", "STA005", "quantized_without_biases"): "eager step 1 after compiled decoding",
-    ("quantized", "STA001", "quantized_without_biases"): "caches[0] differs from eager's at the prompt",
+    (
+        "quantized",
+        "STA001",
+        "quantized_without_biases",
+    ): "caches[0] differs from eager's at the prompt of the first session",
     (
         "quantized",
         "STA001",
         "quantized_write_one_early",
-    ): "step 1 wrote slots [12] of caches[0], wanted 13 alone",
+    ): "step 1 of the first session wrote slots [12] of caches[0], wanted 13 alone",
     ("quantized", "MSK001", "quantized_write_one_early"): "quantized: at position",
-    ("arrays", "STA001", "recurrent_state_not_carried"): "state unchanged by a step (step 1, caches[0])",
-    ("arrays", "STA001", "recurrent_state_half_carried"): "caches[0] differs from eager's at step 1, array 1",
+    (
+        "arrays",
+        "STA001",
+        "recurrent_state_not_carried",
+    ): "state unchanged by a step (step 1 of the first session, caches[0])",
+    (
+        "arrays",
+        "STA001",
+        "recurrent_state_half_carried",
+    ): "caches[0] differs from eager's at step 1 of the first session, array 1",
     ("arrays", "STA003", "recurrent_state_says_it_trimmed"): "trim(1) at position 17 returned 1",
     ("arrays", "STA005", "recurrent_state_handed_over_empty"): "eager step 1 after compiled decoding",
     (
         "composite",
         "STA001",
         "recurrent_state_not_carried",
-    ): "state unchanged by a step (step 1, caches[0][0])",
+    ): "state unchanged by a step (step 1 of the first session, caches[0][0])",
     ("composite", "STA003", "composite_trims_its_last_part"): "trim(1) at position 17 returned 1",
     ("composite", "STA005", "composite_hands_over_one_part"): "eager step 1 after compiled decoding",
     ("composite_of_slots", "STA001", "composite_hands_over_one_part"): "caches[0][0] differs from eager's",

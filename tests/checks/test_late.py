@@ -8,6 +8,8 @@ import pytest
 from mlx_lm.models.cache import RotatingKVCache
 
 from audited import green, healthy, new_subject, red
+from kind_models import kind_subject
+from mlx_audit.checks.far import compare_far
 from mlx_audit.models.modules import import_file
 from planted import FAULTS
 from tiny_models import module_of
@@ -80,3 +82,39 @@ def test_a_recurrent_stack_reads_the_shortest_prompt_in_the_quick_profile() -> N
     }
     figures = green("PAR007", new_subject("mamba2", config=config)).figures
     assert (figures["prompts"], figures["left_out"], figures["rungs"]) == ([250], [1100], 1)
+
+
+FAR = {
+    "a threshold": "if isinstance(cache.offset, int) and cache.offset > 1200:",
+    "a multiple": "if isinstance(cache.offset, int) and cache.offset % 1024 == 0:",
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_branch_that_no_prompt_reaches_is_red(name: str, tmp_path: Path) -> None:
+    branch = f"            {FAR[name]}\n                queries = queries * 1.2\n"
+    subject = new_subject(module=changed(tmp_path, ROPE, branch + ROPE))
+    assert "at the far position" in red("PAR007", subject).reason
+
+
+@pytest.mark.parametrize(("dtype", "named"), [("bfloat16", "599, bfloat16"), ("int16", "32767, float32")])
+def test_a_position_that_loses_digits_is_red(dtype: str, named: str, tmp_path: Path) -> None:
+    through = "x.dtype" if dtype == "bfloat16" else f"mx.{dtype}"
+    short = (
+        "            position = cache.offset\n"
+        "            if isinstance(position, mx.array):\n"
+        f"                position = position.astype({through}).astype(mx.int32)\n"
+    )
+    rotated = ROPE.replace("cache.offset", "position")
+    subject = new_subject(module=changed(tmp_path, ROPE, short + rotated))
+    green("PAR001", subject)
+    assert named in red("PAR007", subject).reason
+
+
+def test_a_cache_without_tokens_has_no_far_position() -> None:
+    assert compare_far(kind_subject("arrays"), [599]) == []
+
+
+@pytest.mark.parametrize("kind", ["rotating", "chunked", "quantized", "keeping", "composite"])
+def test_every_kind_of_cache_stands_at_a_far_position(kind: str) -> None:
+    assert compare_far(kind_subject(kind), [599, 8_191]) == [599, 8_191]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from audited import green, healthy, new_subject, only, red
+from audited import green, healthy, mutated, new_subject, only, red
 from mlx_audit.checks import ragged
 from mlx_audit.checks.subject import Subject
 from planted import FAULTS
@@ -114,3 +115,11 @@ def test_any_other_refusal_is_red(code: str, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(SlottedCache, "_require_mergeable", refuse)
     assert only(code, new_subject()).status == "fail"
+
+
+def test_a_branch_on_many_rows_is_red(tmp_path: Path) -> None:
+    rotated = "self.rope(queries, offset=cache.offset)"
+    longest = "self.rope(queries, offset=mx.max(cache.offset) if B > 8 else cache.offset)"
+    with_int = longest.replace("if B > 8", "if B > 8 and isinstance(cache.offset, mx.array)")
+    subject = new_subject(module=mutated(tmp_path, (rotated, with_int)))
+    assert "of lengths (1, 2, 3, 4, 1" in red("MSK004", subject).reason

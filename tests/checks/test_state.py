@@ -18,20 +18,49 @@ def test_healthy(code: str, family: str) -> None:
 
 
 RED = {
-    ("STA001", "frozen_write"): "step 1 wrote slots [3] of caches[0], wanted 13 alone",
-    ("STA001", "write_one_late"): "step 1 wrote slots [14] of caches[0], wanted 13 alone",
-    ("STA001", "write_one_early"): "step 1 wrote slots [12] of caches[0], wanted 13 alone",
-    ("STA001", "two_slots_written"): "step 1 wrote slots [13, 14] of caches[0], wanted 13 alone",
-    ("STA001", "write_dropped_from_16"): "state unchanged by a step (step 4, caches[0])",
-    ("STA001", "write_by_select"): "state unchanged by a step (step 4, caches[0])",
-    ("STA001", "keys_and_values_swapped"): "caches[0] differs from eager's at step 1, slot 13",
-    ("STA001", "values_never_written"): "caches[0] differs from eager's at step 1, slot 13",
-    ("STA001", "position_stands_still"): "caches[0] holds (1, 2, 13, 8) at step 1, eager holds (1, 2, 14, 8)",
-    ("STA001", "rope_one_late"): "caches[0] differs from eager's at step 1, slot 13",
-    ("STA001", "rope_one_early"): "caches[0] differs from eager's at step 1, slot 13",
-    ("STA001", "cache_in_half_precision"): "caches[0] differs from eager's at the prompt",
-    ("STA001", "handed_over_one_short"): "caches[0] holds (1, 2, 12, 8) at the prompt",
+    ("STA001", "frozen_write"): "step 1 of the first session wrote slots [3] of caches[0], wanted 13 alone",
+    (
+        "STA001",
+        "write_one_late",
+    ): "step 1 of the first session wrote slots [14] of caches[0], wanted 13 alone",
+    (
+        "STA001",
+        "write_one_early",
+    ): "step 1 of the first session wrote slots [12] of caches[0], wanted 13 alone",
+    (
+        "STA001",
+        "two_slots_written",
+    ): "step 1 of the first session wrote slots [13, 14] of caches[0], wanted 13 alone",
+    ("STA001", "write_dropped_from_16"): "state unchanged by a step (step 4 of the first session, caches[0])",
+    ("STA001", "write_by_select"): "state unchanged by a step (step 4 of the first session, caches[0])",
+    (
+        "STA001",
+        "keys_and_values_swapped",
+    ): "caches[0] differs from eager's at step 1 of the first session, slot 13",
+    (
+        "STA001",
+        "values_never_written",
+    ): "caches[0] differs from eager's at step 1 of the first session, slot 13",
+    (
+        "STA001",
+        "position_stands_still",
+    ): "caches[0] holds (1, 2, 13, 8) at step 1 of the first session, eager holds (1, 2, 14, 8)",
+    ("STA001", "rope_one_late"): "caches[0] differs from eager's at step 1 of the first session, slot 13",
+    ("STA001", "rope_one_early"): "caches[0] differs from eager's at step 1 of the first session, slot 13",
+    (
+        "STA001",
+        "cache_in_half_precision",
+    ): "caches[0] differs from eager's at the prompt of the first session",
+    ("STA001", "handed_over_one_short"): "caches[0] holds (1, 2, 12, 8) at the prompt of the first session",
     ("STA001", "caches_in_another_order"): "of caches[0], wanted 13 alone",
+    (
+        "STA001",
+        "position_kept_with_the_model",
+    ): "caches[0] holds (1, 2, 8, 8) at step 7 of the first session, eager holds (1, 2, 20, 8)",
+    (
+        "STA001",
+        "prompt_of_one_token_dropped",
+    ): "caches[0] differs from eager's at the prompt of a second session, slot 0",
     ("STA002", "copies_share_everything"): "stepping the copy changed the other session's state",
     ("STA002", "copies_share_their_list"): "stepping the copy changed the other session's state",
     ("STA003", "trim_lies"): "after trim(1) caches[0] stands at 17, wanted 16",
@@ -65,5 +94,15 @@ def test_a_shift_of_every_position_shows_only_in_the_state(monkeypatch: pytest.M
     subject = new_subject(exactness="reordered")
     blind = ("TRC001", "TRC004", "TRC005", "PAR002", "PAR003", "MSK001", "MSK002", "MSK003", "CAP001")
     assert {code: only(code, subject).status for code in blind} == dict.fromkeys(blind, "pass")
-    assert "caches[0] differs from eager's at the prompt" in red("STA001", subject).reason
+    assert (
+        "caches[0] differs from eager's at the prompt of the first session" in red("STA001", subject).reason
+    )
     assert "eager step 1 after compiled decoding" in red("STA005", subject).reason
+
+
+def test_a_shift_that_a_first_session_leaves_shows_in_the_state_of_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FAULTS["rope_shifted_in_a_second_session"](monkeypatch)
+    reason = red("STA001", new_subject(exactness="reordered")).reason
+    assert "caches[0] differs from eager's at the prompt of a second session, slot 0" in reason

@@ -141,14 +141,51 @@ def test_calls_before_any_prefill_and_after_one() -> None:
     assert session.position == 1
 
 
-def test_lengths_other_than_full_rows_are_refused() -> None:
+WRONG_LENGTHS: list[Any] = [
+    [0, 2],
+    [2, 3],
+    [-1, 2],
+    [2**40, 2],
+    [2],
+    [2, 2, 2],
+    [[1], [2]],
+    [],
+    2,
+    "22",
+    ["1", "2"],
+    [2.5, 2],
+    [2.0, 1.0],
+    [True, 2],
+    [None, 2],
+    np.array([1.0, 2.0]),
+    np.array([True, True]),
+    mx.array([1.0, 2.0]),
+    mx.array([1, 3]),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_LENGTHS, ids=str)
+def test_lengths_that_no_row_can_have_are_refused(wrong: Any) -> None:
     session = CompiledDecodeSession(shared_model(), 20, batch_size=2, evidence="ignore")
-    for wrong in ([1, 2], [2], [3, 3], 2, "22", [2.5, 2], [None, 2]):
-        with pytest.raises(ShapeMismatch, match="lengths"):
-            session.prefill([[1, 2], [3, 4]], lengths=wrong)
+    with pytest.raises(ShapeMismatch) as caught:
+        session.prefill([[1, 2], [3, 4]], lengths=wrong)
+    assert "lengths" in str(caught.value.where)
+    assert caught.value.allowed
     assert session.position == 0
-    session.prefill([[1, 2], [3, 4]], lengths=[2, 2])
+    session.prefill([[1, 2], [3, 4]])
     assert session.position == 2
+
+
+@pytest.mark.parametrize("lengths", [[2, 2], (1, 2), np.array([2, 1]), mx.array([1, 1])], ids=str)
+def test_lengths_cut_rows_from_their_end(lengths: Any) -> None:
+    rows, counts = [[1, 2], [3, 4]], [int(count) for count in lengths]
+    session = CompiledDecodeSession(shared_model(), 20, batch_size=2, evidence="ignore")
+    logits = [session.prefill(rows, lengths=lengths), session.step([5, 6])]
+    assert session.position == max(counts) + 1
+    for row, (count, token) in enumerate(zip(counts, (5, 6), strict=True)):
+        eager = Eager(shared_model())
+        for own, ids in zip(logits, (rows[row][:count], [token]), strict=True):
+            assert distance(own[row : row + 1], eager.feed([ids])) < 1e-4
 
 
 @pytest.mark.parametrize("n", [1.0, 0.5, True, "one", None, [1]])

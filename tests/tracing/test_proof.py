@@ -17,7 +17,7 @@ from tracing.mutants import LONG_WINDOW, MUTANTS
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mlx_lms_own_models_trace_alike_at_every_position_and_history(family: str) -> None:
     proof = proof_of(shared_model(family))
-    assert (proof.differences, proof.traces) == ([], 10)
+    assert (proof.differences, proof.traces) == ([], 12)
 
 
 def test_a_renamed_copy_is_clean(mutant: Callable[..., Any]) -> None:
@@ -43,3 +43,9 @@ def test_a_defect_is_caught_by_the_proof_alone(name: str, mutant: Callable[..., 
     found = findings(mutant(replacements))
     assert found
     assert word in " ".join(found)
+
+
+def test_a_threshold_on_thousands_of_keys_shows(mutant: Callable[..., Any]) -> None:
+    written = "            keys, values = cache.update_and_fetch(keys, values)\n"
+    threshold = "            if keys.shape[2] > 6000:\n                queries = queries * 2\n"
+    assert any("rung" in text for text in findings(mutant([(written, written + threshold)])))

@@ -46,7 +46,7 @@ def test_405_billion_parameters_trace_without_being_evaluated() -> None:
     base = mx.get_active_memory()
     model = build_lazy(module, resolve_arguments(module, config), dtype="bfloat16")
     proof = proof_of(model)
-    assert (proof.differences, proof.traces) == ([], 10)
+    assert (proof.differences, proof.traces) == ([], 12)
     assert (
         sum(value.size for _, container, key in parameter_slots(model) for value in [container[key]]) > 20e9
     )

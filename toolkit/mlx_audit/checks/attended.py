@@ -118,12 +118,19 @@ class AttendedTokens(Check):
             where = f"{chosen.name}, slot {at}, at position {session.position}"
             slots = {chosen.name: [at]}
             moved = _moves_as_eager(
-                lambda value, slots=slots: poisoned(session, parts, value, slots), tokens[-1], clean, where
+                lambda value, slots=slots: poisoned(session, parts, value, slots),
+                tokens[-1],
+                clean,
+                where,
+                # Where sums may differ in order, another order of the chosen keys is no sign of a key that is seen.
+                subject.tolerance.relative * largest(clean[0]),
             )
             tally["attended" if moved else "hidden"] += 1
 
 
-def _moves_as_eager(changed: Any, token: int, clean: tuple[mx.array, mx.array], where: str) -> bool:
+def _moves_as_eager(
+    changed: Any, token: int, clean: tuple[mx.array, mx.array], where: str, rounding: float
+) -> bool:
     """Return whether a changed slot moves the logits, and require that eager decoding agrees.
 
     A change that eager decoding barely notices proves nothing in either direction. A key of a huge wrong value may
@@ -137,8 +144,8 @@ def _moves_as_eager(changed: Any, token: int, clean: tuple[mx.array, mx.array], 
                 f"{where} is ignored: changing it left the logits as they were, and moved eager ones by {want:.3g}",
                 where=where,
             )
-        if want > 0 or got == 0:
-            return got > 0
+        if want > 0 or got <= rounding:
+            return got > rounding
     raise CheckFailed(
         f"{where} is seen: changing it moved the logits by {got:.3g}, and eager ones not at all", where=where
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlx_audit.checks.base import Check, Figures
+from mlx_audit.checks.far import compare_far
 from mlx_audit.checks.runs import (
     Comparer,
     Eager,
@@ -20,6 +21,9 @@ _CHUNK = 2048
 _EXTENSIONS = (65, 257)
 """Multi-token continuations: longer than any that the other checks feed, and across a rung."""
 
+_FAR = (599, 1_999, 8_191, 32_767)
+"""Positions before which nothing is read; the steps from there on reach round numbers, decimal and binary."""
+
 
 class LatePositions(Check):
     """Logits equal eager decoding at far positions, across the edges of rungs, and for long continuations.
@@ -29,7 +33,8 @@ class LatePositions(Check):
         cross from one rung to the next, and continues with 65 and 257 tokens at once; compares with eager decoding.
         There is one trace a rung; a stack of rings has no more rungs once its longest ring is full, and one without
         attention has one. In the profile quick, recurrent stacks read the shortest prompt only: many go through it
-        token by token. `left_out` names the others.
+        token by token. `left_out` names the others. Where there is attention, three steps are compared at far positions
+        up to 32,770 too, after random keys and values instead of a prompt, in each dtype, with what they write.
 
     Why:
         Eager decoding gives the model a host integer, and code may branch on it: `if offset > 1000`. Compiled decoding
@@ -61,6 +66,7 @@ class LatePositions(Check):
             "prompts": prompts[: len(runs)],
             "left_out": prompts[len(runs) :],
             "rungs": rungs,
+            "far": compare_far(subject, _FAR),
         }
 
     @staticmethod

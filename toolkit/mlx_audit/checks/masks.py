@@ -24,8 +24,9 @@ from mlx_audit.checks.parts import (
 from mlx_audit.checks.properties import require_always
 from mlx_audit.checks.runs import Comparer, session_for, teacher_tokens
 from mlx_audit.checks.subject import Subject
-from mlx_audit.checks.tolerance import largest_difference
+from mlx_audit.checks.tolerance import Tolerance, largest_difference
 from mlx_audit.decode import CompiledDecodeSession, State
+from mlx_audit.evidence.environment import backend
 
 
 class UnwrittenSlotsHidden(Check):
@@ -99,14 +100,23 @@ class UnwrittenSlotsHidden(Check):
         hidden = {part.name: _hidden(part, position) for part in parts if part.slotted}
         changed = poisoned(session, parts, sign * POISON, hidden)
         for call, feed in (("step", _step), ("chunk of 3", _chunk)):
-            difference = largest_difference(feed(changed.copy(), token), feed(session.copy(), token))
+            got, want = feed(changed.copy(), token), feed(session.copy(), token)
             tally["compared"] += 1
-            if difference != 0:
+            if not _unmoved(subject).accepts(got, want):
                 raise CheckFailed(
                     f"poison in slots that hold nothing for position {position} moved the logits of a {call} by "
-                    f"{difference:.3g} ({where})",
+                    f"{largest_difference(got, want):.3g} ({where})",
                     where=where,
                 )
+
+
+def _unmoved(subject: Subject) -> Tolerance:
+    """Return what poison may move: nothing on the CPU, where equal graphs give equal bits.
+
+    Elsewhere a kernel may be chosen by where its operands lie in memory. The poison is 10,000 times a usual number, so
+    that what a slot adds shows far above any rounding.
+    """
+    return Tolerance(0.0, "exact") if backend() == "cpu" else subject.tolerance
 
 
 class CapacityIndependent(Check):

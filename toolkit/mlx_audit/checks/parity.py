@@ -22,6 +22,7 @@ from mlx_audit.checks.runs import (
 from mlx_audit.checks.stand_ins import stand_ins_for
 from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import describe
+from mlx_audit.evidence.environment import backend
 
 _CHUNKS = (1, 2, 3, 5, PROMPT)
 _SHORT = 3
@@ -137,6 +138,8 @@ def _eager_refusal(subject: Subject) -> str | None:
 
 
 def _against_float64(subject: Subject) -> Figures:
+    if backend() != "cpu":
+        return {"not_computed": "MLX computes in float64 on the CPU only"}
     tokens = teacher_tokens(subject, PROMPT + _SHORT, stream=20)
     prompt, forced = tokens[:PROMPT], tokens[PROMPT:]
     try:

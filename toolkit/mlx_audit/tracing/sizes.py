@@ -8,7 +8,7 @@ from typing import Any
 from mlx_audit.tracing.layout import prime_from
 from mlx_audit.tracing.tracer import Event, StepTracer
 
-_ABOVE = ((83, 59), (199, 131), (8200, 5000))
+_ABOVE = ((83, 59), (199, 131), (8200, 5000), (50_000, 20_000), (400_000, 140_000))
 """Capacity and rung, each at least this: below and above the sizes at which code is likely to branch."""
 
 
