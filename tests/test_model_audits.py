@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from importlib.metadata import version
@@ -12,7 +13,7 @@ from audited import line_of
 from command import COMMAND, results_of
 from mlx_audit import resources
 from mlx_audit.evidence.records import load_record, record_path, staleness
-from mlx_audit.evidence.results import Results
+from mlx_audit.evidence.results import Result, Results
 from mlx_audit.manifests import Manifest, load_manifests
 from mlx_audit.models.modules import import_model
 
@@ -69,8 +70,9 @@ def _refuted_at(manifest: Manifest) -> str:
     return f"{manifest.module.replace('.', '/')}.py:{line_of(module, REFUTED[manifest.family])}"
 
 
-@pytest.mark.parametrize(("family", "name"), LARGE, ids=[name for _, name in LARGE])
-def test_a_large_configuration_traces_in_little_memory(family: str, name: str) -> None:
+@functools.cache
+def traced(family: str, name: str) -> tuple[int, Result, int]:
+    """Trace one published configuration in a process of its own: exit code, result, and the most kilobytes held."""
     config = resources.model_audits() / "configurations" / f"{name}.json"
     command = [*COMMAND, "run", family, "--tier", "static,trace", "--config", str(config), "--json", "-"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -79,15 +81,21 @@ def test_a_large_configuration_traces_in_little_memory(family: str, name: str) -
         (result,) = Results.model_validate_json(output.read()).results
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    assert {c.status for c in result.checks} <= {"pass", "not-applicable"}
-    assert used.ru_maxrss < 600 * 1024, "kilobytes, of the largest process"
+    return process.returncode, result, used.ru_maxrss
 
 
-def test_405_billion_parameters_state_the_cost_of_a_step() -> None:
-    config = resources.model_audits() / "configurations" / f"{LARGEST}.json"
-    code, (result,) = results_of("llama", "--tier", "trace,static", "--config", str(config))
+@pytest.mark.xdist_group("large")
+@pytest.mark.parametrize(("family", "name"), LARGE, ids=[name for _, name in LARGE])
+def test_a_large_configuration_traces_in_little_memory(family: str, name: str) -> None:
+    code, result, kilobytes = traced(family, name)
     assert code == 0
+    assert {c.status for c in result.checks} <= {"pass", "not-applicable"}
+    assert kilobytes < 600 * 1024, "of the largest process"
+
+
+@pytest.mark.xdist_group("large")
+def test_405_billion_parameters_state_the_cost_of_a_step() -> None:
+    _, result, _ = traced("llama", LARGEST)
     (cost,) = [c.figures["cost"] for c in result.checks if c.code == "TRC002"]
     assert cost["capacity"] == 8192
     # 405.85 billion weights in bfloat16, without the embedding that is only looked up; 126 layers of 8 heads of 128.

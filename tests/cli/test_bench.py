@@ -19,6 +19,8 @@ from mlx_audit.decode import CompiledDecodeSession
 from real_checkpoints import write_gguf
 from tiny_models import Eager, tiny_model, tokens
 
+pytestmark = pytest.mark.xdist_group("bench")
+
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:

@@ -261,6 +261,7 @@ def _without_manifest(target: Target, options: Options) -> Plan:
         module,
         config,
         shrink(config),
+        exactness="",
         rope=rope_kind(resolve_arguments(module, config)),
         checkpoint=target.folder,
         **_amounts(options),

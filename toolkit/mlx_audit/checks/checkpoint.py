@@ -220,7 +220,7 @@ class _Dialogue:
 
 
 def _comparer(subject: Subject, like: mx.array) -> Comparer:
-    return Comparer(tolerance_for(subject.exactness, dtype_name(like.dtype), backend()))
+    return Comparer(tolerance_for(subject.exactness_class, dtype_name(like.dtype), backend()))
 
 
 def _require_equal(got: Sequence[int], wanted: Sequence[int]) -> None:

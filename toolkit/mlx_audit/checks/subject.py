@@ -20,7 +20,11 @@ from mlx_audit.evidence.environment import backend
 from mlx_audit.manifests import CacheSpec
 from mlx_audit.models.build import build_lazy, build_tiny, resolve_arguments
 from mlx_audit.models.checkpoint import Checkpoint
+from mlx_audit.models.live import flat_specs
 from mlx_audit.tracing import StepTracer, TraceProof, prove
+
+_REORDER = ("rotating", "chunked", "quantized")
+"""Kinds whose keys may stand in another order than eager decoding's."""
 
 
 @dataclass
@@ -35,7 +39,7 @@ class Subject:
         expected: Cache entries that the manifest declares for `config`, or None without a manifest.
         reachable: Topology rules that the variant's configurations reach, by rule number, with one configuration each.
         exercised: Topology rules that `tiny` reaches.
-        exactness: `exact`, `reordered` or `kernel`.
+        exactness: `exact`, `reordered` or `kernel`; empty where nobody declared it, so that the caches decide.
         rope: RoPE kind of both configurations.
         main: Whether this is the variant's main configuration: on others, the numeric tier is a single pass.
         checkpoint: Folder or GGUF file with real weights, or None.
@@ -63,10 +67,17 @@ class Subject:
         """How much to do."""
         return PROFILES[self.profile]  # type: ignore[index]
 
+    @cached_property
+    def exactness_class(self) -> str:
+        """The declared class, or what the caches allow: a ring, or a choice of keys, sums in another order."""
+        if self.exactness:
+            return self.exactness
+        return "reordered" if any(spec.kind in _REORDER for spec in flat_specs(self.lazy_model)) else "exact"
+
     @property
     def tolerance(self) -> Tolerance:
         """What a logit may differ by on this backend."""
-        return tolerance_for(self.exactness, self.dtype, backend())
+        return tolerance_for(self.exactness_class, self.dtype, backend())
 
     @cached_property
     def arguments(self) -> Any:
