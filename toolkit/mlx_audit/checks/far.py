@@ -28,8 +28,8 @@ _LOUD = 4.0
 def compare_far(subject: Subject, positions: Sequence[int]) -> list[int]:
     """Compare compiled steps with eager ones at far positions, and return the positions.
 
-    In each dtype on the CPU, in float32 elsewhere. Three tokens are read, and random keys and values written after them. In a short dtype what a step writes counts
-    too: there a rotation by another position is hardly seen in logits.
+    In each dtype on the CPU, in float32 elsewhere. Three tokens are read, and random keys and values written after
+    them. In a short dtype what a step writes counts too: there a rotation by another position is hardly seen in logits.
 
     Raises:
         CheckFailed: logits, or the keys and values that the steps wrote, differ.
