@@ -1,6 +1,6 @@
 # The front door. Every target sets up what it needs, once, in .venv; `PYTHON=` chooses the interpreter (3.11 or later).
 #
-#   make audit    audit one family of each kind of cache on this machine, then a real checkpoint, which answers a question;
+#   make audit    audit five families, one of each common kind of cache, then a real checkpoint, which answers a question;
 #                 FAMILIES=--all audits every family
 #   make test     lint, types, import contract, schema drift, tests
 #   make lint     the part of `make test` before the tests

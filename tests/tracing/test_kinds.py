@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlx_audit.models.build import build_lazy, resolve_arguments
 from mlx_audit.models.modules import import_model
 from mlx_audit.tracing import StepTracer, lint, prove
 from mlx_audit.tracing.attention import unmasked_attention
+from mlx_audit.tracing.cost import step_cost
 
 MASKS = {
     "gpt_oss": {"rotating over 8 keys", "linear over 2053 keys"},
@@ -176,3 +178,16 @@ class UsedBefore(Rewriting):
 def test_a_weight_may_not_be_used_before_it_is_held_within_bounds() -> None:
     found, _ = findings(UsedBefore(lazy_model("gpt_oss"), lambda weight: mx.clip(weight, -2.0, 2.0)))
     assert any("wrote outside the caches: weight" in text for text in found), found
+
+
+def test_of_experts_a_step_reads_those_that_a_token_goes_to() -> None:
+    model = lazy_model("gpt_oss")  # 4 experts, of which a token goes to 2
+    graph = prove(StepTracer(model, adapter_for(model, evidence="ignore"))).graph
+    sizes = {value.path: math.prod(value.shape) * 4 for value in graph.parameters}
+    experts = sum(size for path, size in sizes.items() if ".experts." in path and path.endswith("weight"))
+    embedding = sizes["model.embed_tokens.weight"]
+    read = step_cost(graph, 64).weights_bytes
+    assert experts > 0
+    # Biases of experts are looked up, which is not counted either.
+    biases = sum(size for path, size in sizes.items() if ".experts." in path and path.endswith("bias"))
+    assert read == sum(sizes.values()) - embedding - experts // 2 - biases

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from mlx_audit.tracing.graph import Graph, Value
+from mlx_audit.tracing.primitives import EXPERTS, LOOKUPS, SHAPES
 
 _BYTES = {"bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2}
 _WIDE = {"int64": 8, "uint64": 8, "float64": 8, "complex64": 8}
@@ -17,7 +18,7 @@ class Cost:
 
     Attributes:
         capacity: Tokens that the caches hold, and that a step attends over.
-        weights_bytes: Parameters read; of an embedding that is only looked up, nothing.
+        weights_bytes: Parameters read; of experts, as many as a token goes to; of an embedding, nothing.
         cache_bytes: Caches read, at this capacity: rings and recurrent state no longer grow there.
         primitives: Operations in the graph, before fusion.
         equal_capacity: Capacity at which the cache costs as much as the weights. A fixed-capacity step reads all of
@@ -38,7 +39,7 @@ class Cost:
 
 def step_cost(graph: Graph, capacity: int) -> Cost:
     """Return the cost of a step at `capacity`, from a graph that was traced at any other."""
-    weights = sum(_size(value) for value in graph.parameters if _is_read_whole(graph, value))
+    weights = sum(round(_size(value) * _share(graph, value)) for value in graph.parameters)
     slot = fixed = 0
     for leaf, value in zip(graph.leaves, graph.state_inputs, strict=True):
         if leaf.role == "buffer" and leaf.slots == leaf.capacity:
@@ -56,8 +57,20 @@ def step_cost(graph: Graph, capacity: int) -> Cost:
     )
 
 
-def _is_read_whole(graph: Graph, value: Value) -> bool:
-    return any(node.primitive not in ("Gather", "GatherAxis") for node in graph.users.get(value.name, ()))
+def _share(graph: Graph, weight: Value) -> float:
+    """Return which part of a weight a step reads, from 0 to 1."""
+    share, waiting, seen = 0.0, [weight.name], {weight.name}
+    while waiting:
+        for node in graph.users.get(waiting.pop(), ()):
+            if node.primitive in EXPERTS and weight.shape:
+                # One index a product: the experts that a token goes to.
+                share = max(share, min(1.0, prod(node.inputs[-1].shape) / weight.shape[0]))
+            elif node.primitive in SHAPES:
+                waiting += [output.name for output in node.outputs if output.name not in seen]
+                seen |= {output.name for output in node.outputs}
+            elif node.primitive not in LOOKUPS:
+                return 1.0
+    return share
 
 
 def _size(value: Value) -> int:

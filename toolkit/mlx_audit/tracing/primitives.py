@@ -9,6 +9,11 @@ WRITES = frozenset(("DynamicSliceUpdate", "Scatter", "ScatterAxis"))
 PRODUCTS = frozenset(
     ("Matmul", "AddMM", "QuantizedMatmul", "GatherMM", "GatherQMM", "BlockMaskedMM", "SegmentedMM")
 )
+EXPERTS = frozenset(("GatherMM", "GatherQMM"))
+"""Products with some of many matrices, chosen by index."""
+
+LOOKUPS = frozenset(("Gather", "GatherAxis"))
+
 JUDGES = frozenset(("Softmax", "ArgPartition"))
 """What turns scores into weights, or into a choice of keys."""
 

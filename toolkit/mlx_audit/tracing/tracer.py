@@ -275,8 +275,9 @@ def _named_failures() -> Iterator[None]:
         raise TraceFailed(
             "the forward reads a value on the host, or cannot run on arrays of fixed capacity",
             where=source_line(error),
-            found=f"{type(error).__name__}: {error}",
-            fix="keep the position an array: no int(), .item(), range or branch on it",
+            # A binding's message goes on with all its signatures.
+            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            fix="keep the position an array: no int(), .item() or branch on it, and arange(L) + offset for a range",
         ) from error
 
 
