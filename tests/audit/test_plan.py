@@ -138,7 +138,7 @@ def test_a_model_file_is_one_subject(tmp_path: Path) -> None:
     subject = plan.entries[0].subject
     assert subject is not None
     assert subject.expected is None
-    assert subject.exactness == "exact"
+    assert subject.exactness == ""
     assert plan.entries[0].planned.claimed is None
 
 
