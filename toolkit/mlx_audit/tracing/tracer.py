@@ -264,6 +264,12 @@ def _value(item: tuple[str, tuple[int, ...], mx.Dtype], path: str = "") -> Value
     return Value(name, tuple(shape), dtype_name(dtype), path)
 
 
+def _without_signatures(message: str) -> str:
+    """Return the message of a refused call without all the signatures that MLX's bindings go on to list."""
+    head, refused, _ = message.partition("incompatible function arguments.")
+    return head + refused if refused else message
+
+
 @contextmanager
 def _named_failures() -> Iterator[None]:
     """Turn an exception of the model's code into one that names the line."""
@@ -275,8 +281,7 @@ def _named_failures() -> Iterator[None]:
         raise TraceFailed(
             "the forward reads a value on the host, or cannot run on arrays of fixed capacity",
             where=source_line(error),
-            # A binding's message goes on with all its signatures.
-            found=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            found=f"{type(error).__name__}: {_without_signatures(str(error))}",
             fix="keep the position an array: no int(), .item() or branch on it, and arange(L) + offset for a range",
         ) from error
 
