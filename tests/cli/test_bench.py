@@ -16,6 +16,7 @@ from mlx_audit.audit.bench import Bench, Sizes, eager_tokens, measure
 from mlx_audit.audit.bench_models import bench_model
 from mlx_audit.audit.ratios import geometric_mean
 from mlx_audit.decode import CompiledDecodeSession
+from mlx_audit.errors import MlxAuditError
 from real_checkpoints import write_gguf
 from tiny_models import Eager, tiny_model, tokens
 
@@ -195,3 +196,12 @@ def test_usage_errors(arguments: tuple[str, ...], message: str) -> None:
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("fill", [4, 6])
+def test_rings_that_turn_are_refused_instead_of_measured_at_another_fill(fill: int) -> None:
+    model = tiny_model(layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=fill + 2)
+    sizes = Sizes(fills=[fill], capacities=[64], blocks=3, tokens=4)
+    with pytest.raises(MlxAuditError, match="cannot take tokens back") as refused:
+        measure(model, sizes, lambda text: None)
+    assert "RotatingKVCache" in str(refused.value)

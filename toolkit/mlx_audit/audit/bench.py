@@ -146,7 +146,7 @@ def _cell(model: nn.Module, vocabulary: int, capacity: int, fill: int, sizes: Si
     mx.random.seed(sizes.seed)
     native = _filled(model, fill, vocabulary, sizes.seed)
     if not can_trim_prompt_cache(native):
-        raise MlxAuditError("these caches cannot be put back, which repeated blocks need", where="bench")
+        raise _cannot_rewind(native, fill)
     session = Bench(model, capacity, evidence="ignore")
     session.adopt(native, fill)
     cell = Cell(capacity, fill, rung_for(fill + 1, capacity))
@@ -158,11 +158,23 @@ def _cell(model: nn.Module, vocabulary: int, capacity: int, fill: int, sizes: Si
     pairs: list[tuple[_Timed, _Timed]] = []
     for index, token in enumerate(int(start) for start in starts):
         pairs.append(_in_turns(model, native, session, token, sizes.tokens, index))
-        session.trim(sizes.tokens)
+        # A ring may have turned in this very block; then neither side can go back.
+        if session.trim(sizes.tokens) != sizes.tokens or not can_trim_prompt_cache(native):
+            raise _cannot_rewind(native, fill)
         trim_prompt_cache(native, sizes.tokens)
     _note(cell, pairs, sizes.tokens)
     cell.traces = session.trace_count
     return cell
+
+
+def _cannot_rewind(native: Sequence[Any], fill: int) -> MlxAuditError:
+    return MlxAuditError(
+        "caches that cannot take tokens back cannot be measured in repeated blocks",
+        where=f"bench, filled {fill}",
+        found=", ".join(sorted({type(cache).__name__ for cache in native})),
+        allowed="caches that can be trimmed: KVCache, or a ring that has not turned",
+        fix="measure a family with full attention, or fill less than the window",
+    )
 
 
 class _Timed(NamedTuple):
