@@ -15,9 +15,9 @@ from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun, all_check
 from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import ShapeMismatch
 from mlx_audit.evidence.results import CheckResult, Status
+from mlx_audit.faults import FAULTS
 from mlx_audit.tracing import ExportRefused
 from mutations import MUTATIONS
-from planted import FAULTS
 
 STABLE = [
     "TOP001",

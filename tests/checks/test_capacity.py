@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from audited import green, healthy, new_subject, red
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 from tiny_models import FAMILIES
 
 CODES = ("CAP001", "CAP002", "CAP003")
@@ -42,9 +42,10 @@ def test_red(code: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TRIAL = """
-import sys, pytest, planted
+import sys, pytest
+from mlx_audit.faults import FAULTS
 from audited import new_subject, red
-planted.FAULTS[sys.argv[1]](pytest.MonkeyPatch())
+FAULTS[sys.argv[1]](pytest.MonkeyPatch())
 print(red("CAP002", new_subject()).reason, flush=True)
 """
 

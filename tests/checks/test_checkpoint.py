@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from audited import green, new_subject, only, red
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 from tiny_models import config_of, tiny_model
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from audited import green, healthy, new_subject, only, red
 from mlx_audit.checks import env
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 from tiny_models import FAMILIES
 
 

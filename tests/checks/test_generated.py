@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from audited import green, healthy, new_subject, red
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 from tiny_models import FAMILIES
 
 

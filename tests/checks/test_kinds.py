@@ -6,7 +6,7 @@ import pytest
 
 from audited import green, only, red
 from kind_models import KINDS, kind_subject
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 
 CODES = (
     *("STA001", "STA002", "STA003", "STA004", "STA005"),

@@ -10,8 +10,8 @@ from mlx_lm.models.cache import RotatingKVCache
 from audited import green, healthy, new_subject, red
 from kind_models import kind_subject
 from mlx_audit.checks.far import compare_far
+from mlx_audit.faults import FAULTS
 from mlx_audit.models.modules import import_file
-from planted import FAULTS
 from tiny_models import module_of
 
 ROPE = "            queries = self.rope(queries, offset=cache.offset)\n"

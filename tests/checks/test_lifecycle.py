@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from audited import green, healthy, new_subject, red
-from mlx_audit.checks.lifecycle import _no_spare_buffers
-from planted import FAULTS
+from mlx_audit.checks.memory import no_spare_buffers
+from mlx_audit.faults import FAULTS
 from tiny_models import FAMILIES
 
 CODES = ("LIF001", "LIF002", "LIF003")
@@ -53,7 +53,7 @@ def test_spare_buffers_that_are_too_large_are_no_growth() -> None:
 
     mx.clear_cache()
     assert counted() > 4 * 900, "MLX no longer does so: the check needs no care"
-    with _no_spare_buffers():
+    with no_spare_buffers():
         assert counted() == 4 * 900
     assert counted() > 4 * 900, "spare buffers are kept again"
 

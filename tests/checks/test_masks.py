@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from audited import green, healthy, mutated, new_subject, red
+from mlx_audit.faults import FAULTS
 from mutations import MUTATIONS
-from planted import FAULTS
 from tiny_models import FAMILIES
 
 CODES = ("MSK001", "MSK002", "MSK003")

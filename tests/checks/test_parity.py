@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from audited import green, healthy, mutated, new_subject, only, red
 from mlx_audit.checks.base import all_checks
 from mlx_audit.checks.subject import Subject
+from mlx_audit.faults import FAULTS
 from mlx_audit.models.rope import with_rope
 from mutations import MUTATIONS
-from planted import FAULTS
 from tiny_models import FAMILIES, config_of
 
 CODES = ("PAR001", "PAR002", "PAR003", "PAR004")
@@ -53,7 +53,7 @@ def test_each_window_is_turned() -> None:
     ("fault", "reason"),
     [
         ("ring_forgets_one_at_its_first_turn", "logits differ at step 2 after a prompt of 7, float32"),
-        ("ring_one_slot_short", "logits differ at step 1 after a prompt of 13, float32"),
+        ("ring_turns_one_early", "logits differ at step 1 after a prompt of 13, float32"),
         ("traced_again_at_the_turn", "traced 2 times in 17 steps, wanted 1"),
     ],
 )

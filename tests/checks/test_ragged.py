@@ -10,7 +10,7 @@ import pytest
 from audited import green, healthy, mutated, new_subject, only, red
 from mlx_audit.checks import ragged
 from mlx_audit.checks.subject import Subject
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 from tiny_models import FAMILIES, config_of
 
 

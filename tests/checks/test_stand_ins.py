@@ -8,7 +8,7 @@ import pytest
 from audited import green, new_subject, red
 from mlx_audit.checks import stand_ins
 from mlx_audit.checks.stand_ins import gather_and_matmul, refuses_gather_mm, stand_ins_for, swapped
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 from tiny_models import config_of, distance
 
 MIXTURE = config_of("mixtral", num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from audited import green, healthy, new_subject, only, red
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 from tiny_models import FAMILIES
 
 CODES = ("STA001", "STA002", "STA003", "STA004", "STA005")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from audited import green, healthy, line_of, mutated, new_subject, only, red
+from mlx_audit.faults import FAULTS
 from mutations import MUTATIONS
-from planted import FAULTS
 from tiny_models import FAMILIES
 
 CODES = ("TRC001", "TRC002", "TRC003", "TRC004", "TRC005")

@@ -27,7 +27,7 @@ from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.decode.counted import CountedCompile
 from mlx_audit.decode.state import check_state_tree, require_fixed_capacity
 from mlx_audit.errors import CapacityExceeded, HostState
-from planted import FAULTS
+from mlx_audit.faults import FAULTS
 from tiny_models import Eager, distance, shared_model, state_bytes, tiny_model, tokens
 
 

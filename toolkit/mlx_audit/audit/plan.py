@@ -11,12 +11,14 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from mlx_audit.audit.events import PlannedCheck, PlannedSubject
-from mlx_audit.audit.request import Options, Request
+from mlx_audit.audit.planting import subjects
+from mlx_audit.audit.request import Options, Planting, Request
 from mlx_audit.checks.base import Check, all_checks
 from mlx_audit.checks.profiles import PROFILES
 from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import TargetError
 from mlx_audit.evidence.results import TIERS, Tier, VerdictName
+from mlx_audit.faults import Fault
 from mlx_audit.manifests import Manifest, load_configuration
 from mlx_audit.models.build import declared_arguments, resolve_arguments
 from mlx_audit.models.modules import import_file, import_model
@@ -38,6 +40,8 @@ class Entry:
         checks: In the order of `all_checks()`.
         blocked: Why nothing can be run.
         after: An entry whose results count as prerequisites here.
+        fault: What is planted while the checks run.
+        alone: Whether each check is run as if none had been before it.
     """
 
     planned: PlannedSubject
@@ -45,6 +49,8 @@ class Entry:
     checks: list[Check]
     blocked: str = ""
     after: int | None = None
+    fault: Fault | None = None
+    alone: bool = False
 
 
 @dataclass
@@ -62,6 +68,8 @@ def make_plan(request: Request) -> Plan:
         TargetError: the model or a configuration cannot be used, or no variant covers the given one.
     """
     target = request.target()
+    if request.planting is not None:
+        return _planting(request.model_copy(update={"planting": None}), request.planting)
     if target.manifest is None:
         return _without_manifest(target, request.options)
     if unmet := unmet_requirements(target.manifest.requires):
@@ -82,6 +90,16 @@ def unmet_requirements(requires: Mapping[str, str]) -> str:
         if not SpecifierSet(specifier).contains(installed, prereleases=True):
             unmet.append(f"{package} {installed} is installed, the manifest requires {specifier}")
     return "; ".join(unmet)
+
+
+def _planting(request: Request, planting: Planting) -> Plan:
+    """The main tiny subject of each variant, healthy and then with each fault."""
+    bases = [
+        entry.subject
+        for entry in make_plan(request).entries
+        if entry.subject is not None and entry.subject.main and entry.subject.config == entry.subject.tiny
+    ]
+    return Plan([Entry(*found[:3], fault=found[3], alone=True) for found in subjects(bases, planting)])
 
 
 class _Planner:

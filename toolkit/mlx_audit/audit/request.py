@@ -34,6 +34,27 @@ class Options(BaseModel):
         return tier in self.tiers and (not self.only or code in self.only)
 
 
+Panel = Literal["named", "core", "all"]
+
+
+class Planting(BaseModel):
+    """What a child is asked to plant.
+
+    Attributes:
+        faults: Names; those that don't apply to a stack are left out.
+        variant: The only variant of the family to plant in; all by default.
+        panel: Checks that are run for each fault: the named one, also a quick core, or all.
+        once: Plant each fault in the first variant that it applies to, not in every one.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    faults: list[str] = Field(default_factory=list)
+    variant: str | None = None
+    panel: Panel = "core"
+    once: bool = False
+
+
 class Request(BaseModel):
     """A resolved target, which the child need not resolve again, and the options."""
 
@@ -50,6 +71,8 @@ class Request(BaseModel):
     config_name: str | None
     config_path: Path | None
     options: Options
+    planting: Planting | None = None
+    """What to plant, where the faults and not the model are what is looked at."""
 
     @classmethod
     def of(cls, target: Target, options: Options, config_path: Path | None = None) -> Request:

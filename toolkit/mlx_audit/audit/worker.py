@@ -19,11 +19,13 @@ from mlx_audit.audit.events import (
     SubjectStarted,
 )
 from mlx_audit.audit.plan import Entry, make_plan
+from mlx_audit.audit.planting import planted_by_environment
 from mlx_audit.audit.request import Request
 from mlx_audit.checks.base import Check, execute
 from mlx_audit.errors import MlxAuditError, storable
 from mlx_audit.evidence.environment import environment
 from mlx_audit.evidence.results import CheckResult
+from mlx_audit.faults import DoesNotApply, planted
 
 Emit = Callable[[Event], None]
 
@@ -41,10 +43,15 @@ def _audit(request: Request, emit: Emit) -> None:
     subjects = [entry.planned for entry in plan.entries]
     emit(Planned(environment=environment(), subjects=subjects, skipped=plan.skipped))
     results: list[dict[str, CheckResult]] = []
+    everywhere = planted_by_environment()
     for index, entry in enumerate(plan.entries):
         before = results[entry.after] if entry.after is not None else {}
-        with snapshots_reused():
-            results.append(_subject(index, entry, before, emit))
+        module = entry.subject.module if entry.subject is not None else None
+        try:
+            with snapshots_reused(), planted(entry.fault or everywhere, module):
+                results.append(_subject(index, entry, before, emit))
+        except DoesNotApply as reason:
+            results.append(_left_out(index, entry, str(reason), emit))
         entry.subject = None  # models go as soon as they are not needed
     emit(Done())
 
@@ -65,11 +72,25 @@ def _subject(
         # Inside the check, so that a crash or a hang is put down to it.
         if check.tier != "static" and not ran and entry.subject is not None:
             ran = True
-            if entry.planned.claimed != "undecided":
+            if entry.planned.claimed != "undecided" and not entry.alone:
                 require_runs(entry.subject)
-        done[check.code] = _check(check, entry, done)
+        done[check.code] = _check(check, entry, {} if entry.alone else done)
         emit(CheckFinished(subject=index, check=done[check.code]))
     emit(SubjectFinished(subject=index, seconds=round(time.perf_counter() - started, 3)))
+    return done
+
+
+def _left_out(index: int, entry: Entry, reason: str, emit: Emit) -> dict[str, CheckResult]:
+    """Say of each check that it has nothing to look at: the fault has no place in this model."""
+    emit(SubjectStarted(subject=index))
+    done = {}
+    for check in entry.checks:
+        emit(CheckStarted(subject=index, code=check.code))
+        done[check.code] = CheckResult(
+            code=check.code, name=check.name, tier=check.tier, status="not-applicable", reason=reason
+        )
+        emit(CheckFinished(subject=index, check=done[check.code]))
+    emit(SubjectFinished(subject=index, seconds=0.0))
     return done
 
 
@@ -78,7 +99,7 @@ def _check(check: Check, entry: Entry, done: Mapping[str, CheckResult]) -> Check
         return CheckResult(
             code=check.code, name=check.name, tier=check.tier, status="not-run", reason=entry.blocked
         )
-    result = execute(check, entry.subject, done)
+    result = execute(check, entry.subject, done, locate=not entry.alone)
     where = storable(result.where) if result.where is not None else None
     text = {"reason": storable(result.reason), "where": where}
     return result.model_copy(update={"figures": plain(result.figures), **text})

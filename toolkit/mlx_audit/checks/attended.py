@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from hypothesis import strategies as st
 
 from mlx_audit.checks.base import Check, CheckFailed, Figures
+from mlx_audit.checks.numbered import NumberedText, require_right
 from mlx_audit.checks.parts import (
     POISON,
     Part,
@@ -156,51 +155,6 @@ def _handed(session: CompiledDecodeSession) -> Eager:
     return Eager(session.model, cache=[cache.to_native() for cache in session.caches])
 
 
-@dataclass
-class _Text:
-    """A text of numbered tokens on one cache; a token that was taken back keeps its number, the next gets a new one.
-
-    Attributes:
-        spec: What the cache must be.
-        tokens: Number of the token of each time.
-        written: The last number given.
-    """
-
-    spec: PartSpec
-    tokens: list[int] = field(default_factory=list)
-    written: int = 0
-
-    @property
-    def label(self) -> str:
-        """The cache, in words."""
-        return self.spec.label
-
-    def more(self, count: int) -> tuple[mx.array, mx.array]:
-        """Return keys and values `[1, 1, count, width]` of the next tokens; constant rows survive quantization."""
-        numbers = list(range(self.written + 1, self.written + count + 1))
-        self.written += count
-        self.tokens += numbers
-        column = mx.reshape(mx.array(numbers, mx.float32), (1, 1, count, 1))
-        keys = mx.broadcast_to(column, (1, 1, count, self.spec.group_size or 1))
-        return keys, -keys
-
-    def numbers(self, fetched: Any, sign: int) -> list[int]:
-        """Return which tokens keys or values hold, in the order of their columns; 0 where there is none."""
-        if self.spec.kind == "quantized":
-            packed, scales, biases = fetched
-            fetched = mx.dequantize(packed, scales, biases, self.spec.group_size, self.spec.bits)
-        # That slots without a token are finite is what MSK002 asks.
-        rows = np.nan_to_num(np.array(fetched)[0, 0], posinf=0.0, neginf=0.0)
-        if rows.size and (rows != rows[:, :1]).any():
-            raise CheckFailed(f"{self.label}: what is read is not what was written")
-        return [round(sign * float(row[0])) for row in rows]
-
-    def times(self, numbers: list[int]) -> list[int | str]:
-        """Return the times of tokens, in order; a slot that holds none, or a forgotten one, is named as such."""
-        known: dict[int, int | str] = {number: time for time, number in enumerate(self.tokens)}
-        return [known.get(number, "forgotten" if number else "unwritten") for number in numbers]
-
-
 def _drive(subject: Subject, part: Part, capacity: int, tally: dict[str, int]) -> None:
     """Require that one kind of cache shows the right tokens, whatever came before."""
     window = part.spec.ring or 3
@@ -236,7 +190,7 @@ def _one_text(
         narrow: A window to ask for as well.
         cut: Whether attention reads no further than the rung, and a chunked cache drops its front.
     """
-    text, native = _Text(part.spec), part.spec.new_native()
+    text, native = NumberedText(part.spec), part.spec.new_native()
     for length in _plan(prompt, chunks):
         if cut and part.spec.kind == "chunked":
             native.maybe_trim_front()
@@ -247,7 +201,7 @@ def _one_text(
         length = min(pending.pop(0), capacity - len(text.tokens))
         if length > 0:
             cache = cache.at_rung(len(text.tokens) + length) if cut else cache
-            tally["masks"] += _require_right(cache, text, length, narrow)
+            tally["masks"] += require_right(cache, text, length, narrow)
         elif (back := min(-length, len(text.tokens) - 1)) and cache.trim(back) == back:
             # Whether it told the truth is what STA003 asks; here, what is seen after it did.
             del text.tokens[cache.count() :]
@@ -261,31 +215,3 @@ def _plan(prompt: int, chunks: list[int]) -> list[int]:
             plan.append(chunk)
             left -= chunk
     return [*plan, left]
-
-
-def _require_right(cache: Any, text: _Text, length: int, narrow: int) -> int:
-    """Write the next tokens, compare what each sees with what it must see, and return how many masks were looked at."""
-    now = len(text.tokens)
-    asked = {window: cache.make_mask(length, window_size=window) for window in (None, narrow)}
-    keys, values = cache.update_and_fetch(*text.more(length))
-    mx.eval(list(asked.values()), keys, values)  # at once, which is many times faster than one by one
-    masks = {window: np.array(mask) for window, mask in asked.items()}
-    columns, label = text.numbers(keys, 1), text.label
-    if text.numbers(values, -1) != columns:
-        raise CheckFailed(f"{label}: at position {now} keys and values of different tokens are read together")
-    for window, mask in masks.items():
-        shape = (1, 1, length, len(columns))
-        if mask.shape != shape or mask.dtype != np.bool_:
-            raise CheckFailed(
-                f"{label}: the mask is {mask.dtype}{list(mask.shape)}, wanted bool{list(shape)} for the keys read"
-            )
-        for query in range(length):
-            got = sorted(columns[column] for column in np.flatnonzero(mask[0, 0, query]))
-            want = text.spec.visible(now + query, window)
-            if got != [text.tokens[time] for time in want]:
-                raise CheckFailed(
-                    f"{label}: at position {now} the mask of query {query} (window {window}) shows tokens "
-                    f"{text.times(got)}, wanted {want}",
-                    where=f"{label}, position {now}, query {query}",
-                )
-    return len(masks)

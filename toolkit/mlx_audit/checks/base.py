@@ -10,13 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import MlxAuditError, NotCompileCapable, describe
 from mlx_audit.evidence.digests import mlx_lm_models
 from mlx_audit.evidence.results import CheckResult, Status, Tier
 from mlx_audit.tracing import ExportRefused, source_line
+
+if TYPE_CHECKING:
+    from mlx_audit.checks.scenario import Scenario
 
 Figures = dict[str, Any]
 """Measured values that a check hands back; keys carry their unit where there is one."""
@@ -29,6 +32,9 @@ class CheckFailed(Exception):
         reason: Got, wanted, and what it means.
         where: File:line, or step, layer and slot.
         figures: What was measured up to here.
+
+    Attributes:
+        scenario: What was run, where that can be run again to see what differs first.
     """
 
     def __init__(self, reason: str, *, where: str | None = None, figures: Figures | None = None) -> None:
@@ -36,6 +42,7 @@ class CheckFailed(Exception):
         self.reason = reason
         self.where = where
         self.figures = figures or {}
+        self.scenario: Scenario | None = None
 
 
 class NotRun(Exception):
@@ -102,13 +109,16 @@ def all_checks() -> tuple[Check, ...]:
 _TIER_ORDER: Mapping[Tier, int] = {"static": 0, "trace": 1, "numeric": 2, "checkpoint": 3}
 
 
-def execute(check: Check, subject: Subject, done: Mapping[str, CheckResult]) -> CheckResult:
+def execute(
+    check: Check, subject: Subject, done: Mapping[str, CheckResult], *, locate: bool = False
+) -> CheckResult:
     """Run one check and return its result; no exception of the subject's gets out.
 
     Args:
         check: What to run.
         subject: What to run it on.
         done: Results so far, by code.
+        locate: Whether a failure is followed to where compiled decoding leaves eager decoding first.
     """
 
     def result(status: Status, reason: str = "", **more: Any) -> CheckResult:
@@ -126,6 +136,8 @@ def execute(check: Check, subject: Subject, done: Mapping[str, CheckResult]) -> 
             return result("not-applicable", why_not)
         return result("pass", figures=check.run(subject))
     except CheckFailed as failure:
+        if locate and failure.scenario is not None:
+            _locate(failure, subject, failure.scenario)
         return result("fail", failure.reason, where=failure.where, figures=failure.figures)
     except NotRun as reason:
         return result("not-run", str(reason))
@@ -142,6 +154,16 @@ def execute(check: Check, subject: Subject, done: Mapping[str, CheckResult]) -> 
         return result(
             "not-run", f"internal error of mlx-audit, please report it: {text} at {_innermost(error)}"
         )
+
+
+def _locate(failure: CheckFailed, subject: Subject, scenario: Scenario) -> None:
+    """Add to a failure where the two runs part first."""
+    from mlx_audit.checks.located import locate  # which imports this module
+
+    location = locate(subject, scenario)
+    failure.reason += f"; first divergence: {location.text}"
+    failure.where = failure.where or location.place or None
+    failure.figures["located"] = {**location.figures(), "scenario": scenario.figures()}
 
 
 _PHRASES = {"fail": "failed", "not-run": "was not run"}

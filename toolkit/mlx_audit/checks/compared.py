@@ -42,7 +42,7 @@ def _compare(tolerance: Tolerance, name: str, own: Any, native: Any, label: str)
     worst = 0.0
     for index, (got, want) in enumerate(pairs):
         if isinstance(native, ArraysCache):
-            want = _filled(want, got)
+            want = filled(want, got)
         if got.shape != want.shape:
             raise CheckFailed(f"{name} holds {got.shape} at {label}, eager holds {want.shape}")
         if got.dtype != want.dtype:
@@ -58,7 +58,7 @@ def _compare(tolerance: Tolerance, name: str, own: Any, native: Any, label: str)
     return worst
 
 
-def _filled(want: mx.array, like: mx.array) -> mx.array:
+def filled(want: mx.array, like: mx.array) -> mx.array:
     """Return a state that a short prompt has not filled yet as a fixed shape holds it: with zeros in front."""
     missing = [have - own for have, own in zip(like.shape, want.shape, strict=False)]
     if like.ndim != want.ndim or min(missing, default=0) < 0 or sum(map(bool, missing)) != 1:

@@ -21,6 +21,7 @@ from mlx_audit.checks.runs import (
     state_bytes,
     teacher_tokens,
 )
+from mlx_audit.checks.scenario import Scenario, during
 from mlx_audit.checks.subject import Subject
 from mlx_audit.decode import CompiledDecodeSession
 
@@ -142,10 +143,13 @@ class HandOff(Check):
         ]
         for step, token in enumerate(tokens[prompt + steps :], start=1):
             where, want = f"(prompt {prompt}, {steps} steps)", eager.feed([token])
-            comparer.check(handed.feed([token]), want, f"eager step {step} after compiled decoding {where}")
-            for taker in [one for one in adopted if one.remaining][: 1 if step > _SHORT else None]:
-                label = f"compiled step {step} after eager decoding, capacity {taker.capacity} {where}"
-                comparer.check(taker.step([token]), want, label)
+            with during(Scenario(prompt, steps + _FURTHER, base.capacity, stream=8, dtype=subject.dtype)):
+                comparer.check(
+                    handed.feed([token]), want, f"eager step {step} after compiled decoding {where}"
+                )
+                for taker in [one for one in adopted if one.remaining][: 1 if step > _SHORT else None]:
+                    label = f"compiled step {step} after eager decoding, capacity {taker.capacity} {where}"
+                    comparer.check(taker.step([token]), want, label)
         if state_bytes(session.state) != before:
             raise CheckFailed("eager decoding on the caches that were handed over changed the session's own")
 

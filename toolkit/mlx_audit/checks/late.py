@@ -12,6 +12,7 @@ from mlx_audit.checks.runs import (
     session_for,
     teacher_tokens,
 )
+from mlx_audit.checks.scenario import Scenario, during
 from mlx_audit.checks.subject import Subject
 from mlx_audit.models.live import flat_specs
 
@@ -82,7 +83,8 @@ class LatePositions(Check):
             if len(piece) < length:
                 break
             got = session.step(piece) if length == 1 else session.extend([piece])
-            comparer.check(got, eager.feed(piece), f"{length} more at position {at} after {label}")
+            with during(Scenario(prompt, steps, capacity, _CHUNK, stream=19, dtype=subject.dtype)):
+                comparer.check(got, eager.feed(piece), f"{length} more at position {at} after {label}")
             at += length
             stepped += [at] if length == 1 else []
         require_traces(session, stepped, {**comparer.figures(), "prompt": prompt})

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +9,8 @@ import mlx.nn as nn
 
 from mlx_audit.adapters import parameter_slots
 from mlx_audit.checks.base import Check, CheckFailed, Figures
+from mlx_audit.checks.failing import failing, middle_layer, must_fail
+from mlx_audit.checks.memory import active_memory, growth_since, no_spare_buffers
 from mlx_audit.checks.runs import (
     PROMPT,
     Comparer,
@@ -26,14 +24,6 @@ from mlx_audit.checks.runs import (
 from mlx_audit.checks.subject import Subject
 
 _LONG = 64
-
-
-_LOOKS, _LOOK_SECONDS = 20, 0.05
-"""How often, and how long, to wait for memory that is being freed."""
-
-
-class PlantedFailure(Exception):
-    """Raised by a layer on purpose."""
 
 
 class FailureLeavesAll(Check):
@@ -64,22 +54,22 @@ class FailureLeavesAll(Check):
 
     def run(self, subject: Subject) -> Figures:
         model = subject.tiny_model(subject.dtype)
-        layer = _middle_layer(model)
+        layer = middle_layer(model)
         tokens = teacher_tokens(subject, PROMPT + 2, stream=13)
         wanted = eager_logits(model, tokens[:PROMPT], tokens[PROMPT:])
         session = session_for(subject, PROMPT + 2, model=model, prefill_step_size=5)
         comparer = Comparer(subject.tolerance)
-        with _failing(layer, after=1):
-            _must_fail(lambda: session.prefill([tokens[:PROMPT]]), "the second chunk of a prefill")
+        with failing(layer, after=1):
+            must_fail(lambda: session.prefill([tokens[:PROMPT]]), "the second chunk of a prefill")
         self._unchanged(session, model, 0, None, "a failed prefill")
         logits = session.prefill([tokens[:PROMPT]])
         comparer.check(logits, Eager(model).feed(tokens[:PROMPT], chunk=5), "prefill after a failed one")
         before = state_bytes(session.state)
-        with _failing(layer):
-            _must_fail(lambda: session.step([tokens[PROMPT]]), "the first compiled call")
+        with failing(layer):
+            must_fail(lambda: session.step([tokens[PROMPT]]), "the first compiled call")
         self._unchanged(session, model, PROMPT, before, "a failed trace")
-        with _failing(layer):
-            _must_fail(lambda: session.extend([tokens[PROMPT:]]), "extend")
+        with failing(layer):
+            must_fail(lambda: session.extend([tokens[PROMPT:]]), "extend")
         self._unchanged(session, model, PROMPT, before, "a failed extend")
         chunked = Eager(model)
         chunked.feed(tokens[:PROMPT], chunk=5)
@@ -187,7 +177,7 @@ class MemoryFlat(Check):
 
     def run(self, subject: Subject) -> Figures:
         tokens = teacher_tokens(subject, _LONG, stream=15)
-        with _no_spare_buffers():
+        with no_spare_buffers():
             steps, traces = _growth_over_steps(subject, tokens)
             if steps > 0 or traces != 1:
                 raise CheckFailed(
@@ -208,10 +198,10 @@ def _growth_over_steps(subject: Subject, tokens: list[int]) -> tuple[int, int]:
     session = session_for(subject, _LONG)
     session.prefill([tokens[:4]])
     session.step([tokens[4]])
-    start = _active()
+    start = active_memory()
     for token in tokens[5:]:
         session.step([token])
-    return _growth_since(start), session.trace_count
+    return growth_since(start), session.trace_count
 
 
 def _growth_over_sessions(subject: Subject, tokens: list[int]) -> int:
@@ -223,68 +213,5 @@ def _growth_over_sessions(subject: Subject, tokens: list[int]) -> int:
         session.step([tokens[4]])
         del session
         if count == 1:
-            start = _active()
-    return _growth_since(start)
-
-
-@contextmanager
-def _no_spare_buffers() -> Iterator[None]:
-    """Free each buffer at once: a spare one may be larger than what it is used for next, and counts in full."""
-    limit = mx.set_cache_limit(0)
-    mx.clear_cache()
-    try:
-        yield
-    finally:
-        mx.set_cache_limit(limit)
-
-
-def _growth_since(start: int) -> int:
-    """Return by how much active memory exceeds `start` when what is on its way out is gone.
-
-    A device frees a buffer when it is done with it, which may be after the host; what leaks never goes.
-    """
-    growth = _active() - start
-    for _ in range(_LOOKS):
-        if growth <= 0:
-            break
-        time.sleep(_LOOK_SECONDS)
-        growth = _active() - start
-    return growth
-
-
-def _active() -> int:
-    mx.synchronize()
-    gc.collect()
-    return int(mx.get_active_memory())
-
-
-def _middle_layer(model: nn.Module) -> nn.Module:
-    layers = getattr(model, "layers", None) or list(model.children().values())
-    return layers[min(2, len(layers) - 1)]  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _failing(layer: nn.Module, *, after: int = 0) -> Iterator[None]:
-    """Make one layer raise from its call number `after` on; the module tree stays as it is."""
-    own, calls = type(layer), 0
-
-    def call(self: nn.Module, *arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > after:
-            raise PlantedFailure
-        return own.__call__(self, *arguments, **options)
-
-    layer.__class__ = type(own.__name__, (own,), {"__call__": call})
-    try:
-        yield
-    finally:
-        layer.__class__ = own
-
-
-def _must_fail(call: Any, label: str) -> None:
-    try:
-        call()
-    except PlantedFailure:
-        return
-    raise CheckFailed(f"a layer raised during {label}, but no exception came out", where=label)
+            start = active_memory()
+    return growth_since(start)

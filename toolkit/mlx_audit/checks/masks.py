@@ -23,6 +23,7 @@ from mlx_audit.checks.parts import (
 )
 from mlx_audit.checks.properties import require_always
 from mlx_audit.checks.runs import Comparer, session_for, teacher_tokens
+from mlx_audit.checks.scenario import Scenario, during
 from mlx_audit.checks.subject import Subject
 from mlx_audit.checks.tolerance import Tolerance, largest_difference
 from mlx_audit.decode import CompiledDecodeSession, State
@@ -169,7 +170,8 @@ class CapacityIndependent(Check):
             other.prefill([tokens[:prompt]])
             for step, (token, want) in enumerate(zip(tokens[prompt:], wanted, strict=True), start=1):
                 where = f"step {step} after a prompt of {prompt}, capacity {other.capacity} against {first.capacity}"
-                comparer.check(other.step([token]), want, where)
+                with during(Scenario(prompt, 3, other.capacity, stream=stream, dtype=subject.dtype)):
+                    comparer.check(other.step([token]), want, where)
 
 
 def require_finite(state: State) -> None:

@@ -19,6 +19,7 @@ from mlx_audit.checks.runs import (
     teacher_tokens,
     windows,
 )
+from mlx_audit.checks.scenario import Scenario, during
 from mlx_audit.checks.stand_ins import stand_ins_for
 from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import describe
@@ -119,9 +120,10 @@ def _compare(subject: Subject, runs: Sequence[tuple[int, int]], comparer: Compar
         wanted = eager_logits(subject.model, tokens[:prompt], tokens[prompt:])
         session = base.copy()
         label = f"after a prompt of {prompt}, {subject.dtype}"
-        comparer.check(session.prefill([tokens[:prompt]]), wanted[0], f"prefill {label}")
-        for step, (token, want) in enumerate(zip(tokens[prompt:], wanted[1:], strict=True), start=1):
-            comparer.check(session.step([token]), want, f"step {step} {label}")
+        with during(Scenario(prompt, count, base.capacity, dtype=subject.dtype)):
+            comparer.check(session.prefill([tokens[:prompt]]), wanted[0], f"prefill {label}")
+            for step, (token, want) in enumerate(zip(tokens[prompt:], wanted[1:], strict=True), start=1):
+                comparer.check(session.step([token]), want, f"step {step} {label}")
         positions += range(prompt + 1, prompt + count + 1)
         require_traces(session, positions, comparer.figures())
 
@@ -185,15 +187,15 @@ class Continuation(Check):
         tokens = teacher_tokens(subject, PROMPT + 10, stream=2)
         session, eager = session_for(subject, PROMPT + 10), Eager(subject.model)
         comparer = Comparer(subject.tolerance)
-        comparer.check(session.prefill([tokens[:PROMPT]]), eager.feed(tokens[:PROMPT]), "prefill")
-        at = PROMPT
-        for length in (1, 1, 1, 4, 1, 1, 1):
-            piece = tokens[at : at + length]
-            got = session.extend([piece]) if length > 1 else session.step(piece)
-            comparer.check(
-                got, eager.feed(piece), f"{'extend' if length > 1 else 'step'} of {length} at position {at}"
-            )
-            at += length
+        with during(Scenario(PROMPT, 10, stream=2, dtype=subject.dtype)):
+            comparer.check(session.prefill([tokens[:PROMPT]]), eager.feed(tokens[:PROMPT]), "prefill")
+            at = PROMPT
+            for length in (1, 1, 1, 4, 1, 1, 1):
+                piece = tokens[at : at + length]
+                got = session.extend([piece]) if length > 1 else session.step(piece)
+                name = "extend" if length > 1 else "step"
+                comparer.check(got, eager.feed(piece), f"{name} of {length} at position {at}")
+                at += length
         if session.trace_count != 1:
             raise CheckFailed(f"traced {session.trace_count} times, wanted 1", figures=comparer.figures())
         return {**comparer.figures(), "traces": session.trace_count}
@@ -233,14 +235,14 @@ class PrefillChunks(Check):
             eager = Eager(subject.model)
             wanted = [eager.feed(prompt, chunk=chunk), *(eager.feed([token]) for token in forced)]
             native = session_for(subject, PROMPT + 3, prefill_step_size=chunk)
-            self._compare(
-                comparer, native.prefill([prompt]), native, forced, wanted, f"prefill in chunks of {chunk}"
-            )
-            fixed = base.copy()
-            logits = fixed.prefill([prompt[:chunk]])
-            for start in range(chunk, PROMPT, chunk):
-                logits = fixed.extend([prompt[start : start + chunk]])
-            self._compare(comparer, logits, fixed, forced, wanted, f"extend in chunks of {chunk}")
+            with during(Scenario(PROMPT, 3, chunk=chunk, stream=3, dtype=subject.dtype)):
+                logits = native.prefill([prompt])
+                self._compare(comparer, logits, native, forced, wanted, f"prefill in chunks of {chunk}")
+                fixed = base.copy()
+                logits = fixed.prefill([prompt[:chunk]])
+                for start in range(chunk, PROMPT, chunk):
+                    logits = fixed.extend([prompt[start : start + chunk]])
+                self._compare(comparer, logits, fixed, forced, wanted, f"extend in chunks of {chunk}")
         return {**comparer.figures(), "chunks": list(_CHUNKS)}
 
     @staticmethod

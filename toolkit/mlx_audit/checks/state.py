@@ -19,6 +19,7 @@ from mlx_audit.checks.runs import (
     state_bytes,
     teacher_tokens,
 )
+from mlx_audit.checks.scenario import Scenario, during
 from mlx_audit.checks.subject import Subject
 from mlx_audit.decode import CompiledDecodeSession
 
@@ -56,15 +57,17 @@ class StateEqualsEager(Check):
         steps = max([_STEPS, *(2 * ring + 1 for ring in rings_of(specs_of(subject)))])
         tokens = _distinct_tokens(subject, PROMPT + steps, stream=4)
         first = _Pair(subject, PROMPT + steps + 2, "the first session")
-        first.prefill(tokens[:PROMPT])
-        for token in tokens[PROMPT:]:
-            first.step(token)
+        with during(Scenario(PROMPT, steps, PROMPT + steps + 2, stream=4, dtype=subject.dtype)):
+            first.prefill(tokens[:PROMPT])
+            for token in tokens[PROMPT:]:
+                first.step(token)
         # A second one begins with a single token; then the first goes on: neither may see that the other was there.
         second = _Pair(subject, _STEPS + 1, "a second session")
-        second.prefill(tokens[:1])
-        for token in tokens[1 : _STEPS + 1]:
-            second.step(token)
-        first.step(tokens[0])
+        with during(Scenario(1, _STEPS, stream=4, dtype=subject.dtype)):
+            second.prefill(tokens[:1])
+            for token in tokens[1 : _STEPS + 1]:
+                second.step(token)
+            first.step(tokens[0])
         worst = max(first.worst, second.worst)
         return {"steps": steps, "caches": len(first.eager.cache), "max_difference": worst}
 

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_audit.caches import FixedCapacityKVCache as Cache
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
 def _mask(visible: Callable[[Cache, mx.array, mx.array, int], mx.array]) -> Callable[..., mx.array]:
@@ -26,19 +26,19 @@ def _mask(visible: Callable[[Cache, mx.array, mx.array, int], mx.array]) -> Call
     return make_mask
 
 
-@fault
+@fault("MSK001", needs="linear")
 def mask_hides_the_token_itself(patch: Patch) -> None:
     """`>` instead of `>=`."""
     patch.setattr(Cache, "make_mask", _mask(lambda cache, queries, slots, N: queries > slots))
 
 
-@fault
+@fault("MSK001", needs="linear")
 def mask_shows_one_ahead(patch: Patch) -> None:
     """The causal edge is one slot too late."""
     patch.setattr(Cache, "make_mask", _mask(lambda cache, queries, slots, N: queries + 1 >= slots))
 
 
-@fault
+@fault("MSK001", needs="linear")
 def mask_of_a_chunk_shows_one_ahead(patch: Patch) -> None:
     """Single tokens are right; in a chunk each token sees the next."""
     patch.setattr(
@@ -46,7 +46,7 @@ def mask_of_a_chunk_shows_one_ahead(patch: Patch) -> None:
     )
 
 
-@fault
+@fault("MSK001", needs="linear")
 def mask_forgets_the_first_token(patch: Patch) -> None:
     """Slot 0 is hidden."""
     patch.setattr(
@@ -54,13 +54,13 @@ def mask_forgets_the_first_token(patch: Patch) -> None:
     )
 
 
-@fault
+@fault("MSK002", needs="linear")
 def mask_shows_all(patch: Patch) -> None:
     """Nothing is hidden."""
     patch.setattr(Cache, "make_mask", _mask(lambda cache, queries, slots, N: queries * 0 <= slots))
 
 
-@fault
+@fault("MSK001", needs="linear")
 def mask_row_all_false(patch: Patch) -> None:
     """The last token of a chunk sees nothing: its attention is the mean of all values."""
     patch.setattr(
@@ -70,7 +70,7 @@ def mask_row_all_false(patch: Patch) -> None:
     )
 
 
-@fault
+@fault("MSK001", needs="linear")
 def mask_window_too_wide(patch: Patch) -> None:
     """A window shows one slot too many; full attention is right."""
 
@@ -86,7 +86,7 @@ def mask_window_too_wide(patch: Patch) -> None:
     patch.setattr(Cache, "make_mask", make_mask)
 
 
-@fault
+@fault("MSK002", needs="linear")
 def mask_by_content(patch: Patch) -> None:
     """A slot counts as empty where its keys are zero, so that forgotten tokens stay in sight after a trim."""
 
@@ -111,13 +111,13 @@ def _unwritten_hold(value: float, *names: str) -> Any:
     return classmethod(adopt)
 
 
-@fault
+@fault("MSK002", needs="linear")
 def unwritten_slots_hold_nan(patch: Patch) -> None:
     """Buffers are not allocated with zeros."""
     patch.setattr(Cache, "adopt", _unwritten_hold(mx.nan, "keys", "values"))
 
 
-@fault
+@fault("MSK002", needs="linear")
 def unwritten_slots_hold_infinity(patch: Patch) -> None:
     """Buffers of keys are allocated with infinity, values with zeros."""
     patch.setattr(Cache, "adopt", _unwritten_hold(mx.inf, "keys"))

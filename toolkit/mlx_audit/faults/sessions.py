@@ -9,10 +9,10 @@ import mlx.core as mx
 from mlx_audit.caches import FixedCapacityKVCache as Cache
 from mlx_audit.decode import CompiledDecodeSession as Session
 from mlx_audit.decode import DecodeStep
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
-@fault
+@fault("ENV001")
 def position_as_python_int(patch: Patch) -> None:
     """The host's position goes into the compiled call: one trace a token."""
     own = DecodeStep.__call__
@@ -30,28 +30,28 @@ def position_as_python_int(patch: Patch) -> None:
     patch.setattr(Session, "_compiled", compiled)
 
 
-@fault
+@fault("CAP001")
 def step_counts_two(patch: Patch) -> None:
     """The host counts each token twice."""
     own = Session._commit
     patch.setattr(Session, "_commit", lambda self, logits, state, count: own(self, logits, state, 2 * count))
 
 
-@fault
+@fault("CAP001")
 def guard_too_early(patch: Patch) -> None:
     """The last slot is never used."""
     own = Session._reserve
     patch.setattr(Session, "_reserve", lambda self, count, call: own(self, count + 1, call))
 
 
-@fault
+@fault("CAP002")
 def guard_too_late(patch: Patch) -> None:
     """One token more than fits is let through; run it in a process of its own."""
     own = Session._reserve
     patch.setattr(Session, "_reserve", lambda self, count, call: own(self, count - 1, call))
 
 
-@fault
+@fault("CAP001")
 def capacity_without_the_prompt(patch: Patch) -> None:
     """Only generated tokens are counted; run it in a process of its own."""
     own = Session.prefill
@@ -68,7 +68,7 @@ def capacity_without_the_prompt(patch: Patch) -> None:
     patch.setattr(Session, "remaining", property(remaining))
 
 
-@fault
+@fault("CAP002")
 def refused_call_counts(patch: Patch) -> None:
     """A refused token moves the position."""
     own = Session._reserve
@@ -83,7 +83,7 @@ def refused_call_counts(patch: Patch) -> None:
     patch.setattr(Session, "_reserve", reserve)
 
 
-@fault
+@fault("LIF001")
 def failed_step_advances(patch: Patch) -> None:
     """The position moves before the run has succeeded."""
     own = Session.step
@@ -97,13 +97,13 @@ def failed_step_advances(patch: Patch) -> None:
     patch.setattr(Session, "step", step)
 
 
-@fault
+@fault("STA002")
 def copies_share_everything(patch: Patch) -> None:
     """A copy is the session itself."""
     patch.setattr(Session, "copy", lambda self: self)
 
 
-@fault
+@fault("STA002")
 def copies_share_their_list(patch: Patch) -> None:
     """A copy shares the list of states, into which a step puts the new ones."""
     own = Session.copy
@@ -126,38 +126,39 @@ def copies_share_their_list(patch: Patch) -> None:
     patch.setattr(Session, "_commit", commit)
 
 
-@fault
+@fault("STA003", needs="linear trims")
 def trim_lies(patch: Patch) -> None:
     """A cache says that it trimmed, and did not."""
     patch.setattr(Cache, "trim", lambda self, n: n)
 
 
-@fault
+@fault("STA003")
 def trim_changes_nothing_but_the_count(patch: Patch) -> None:
     """The session's trim moves nothing and says that it did."""
     patch.setattr(Session, "trim", lambda self, n: n)
 
 
-@fault
+@fault("STA003", needs="trims")
 def trim_takes_what_there_is(patch: Patch) -> None:
     """Asked for more than there is, trim takes all."""
     own = Session.trim
     patch.setattr(Session, "trim", lambda self, n: own(self, min(n, self.position)))
 
 
-@fault
+@fault("STA003", needs="slots")
 def refused_trim_trims_some_caches(patch: Patch) -> None:
     """Trim is refused, but the first cache has moved."""
 
     def trim(self: Session, n: int) -> int:
         state = self._require_state("trim")
-        state[0][2] = state[0][2] - 1
+        first = next(arrays for arrays in state if any(array.dtype == mx.int32 for array in arrays))
+        first[:] = [array - 1 if array.dtype == mx.int32 else array for array in first]
         return 0
 
     patch.setattr(Session, "trim", trim)
 
 
-@fault
+@fault("LIF003")
 def old_states_kept(patch: Patch) -> None:
     """Every state is kept in a list."""
     own, kept = Session._commit, []
@@ -169,7 +170,7 @@ def old_states_kept(patch: Patch) -> None:
     patch.setattr(Session, "_commit", commit)
 
 
-@fault
+@fault("LIF003")
 def sessions_kept(patch: Patch) -> None:
     """Every session is kept in a list."""
     own, kept = Session.prefill, []

@@ -13,16 +13,16 @@ from mlx_audit.caches.quantized import FixedCapacityQuantizedCache as Quantized
 from mlx_audit.caches.ring import RingCache as Ring
 from mlx_audit.caches.rotating import FixedCapacityRotatingCache as Rotating
 from mlx_audit.decode import CompiledDecodeSession as Session
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
-@fault
+@fault("MSK001", needs="ring")
 def ring_turns_one_early(patch: Patch) -> None:
     """The last slot of a ring is never used: the modulus is one too small."""
     patch.setattr(Ring, "_slot_of", lambda self, time: time % (self.slots - 1))
 
 
-@fault
+@fault("STA001", needs="ring")
 def ring_write_one_late(patch: Patch) -> None:
     """A single token is written to the slot after its own."""
     own = Ring._written
@@ -35,7 +35,7 @@ def ring_write_one_late(patch: Patch) -> None:
     patch.setattr(Ring, "_written", written)
 
 
-@fault
+@fault("MSK001", needs="rotating")
 def ring_window_too_wide(patch: Patch) -> None:
     """The tokens of a chunk see one token more than the window."""
 
@@ -46,7 +46,7 @@ def ring_window_too_wide(patch: Patch) -> None:
     patch.setattr(Rotating, "_visible", visible)
 
 
-@fault
+@fault("MSK001", needs="keep")
 def ring_forgets_what_it_keeps(patch: Patch) -> None:
     """The first tokens of the text fall out of sight with the others."""
 
@@ -57,7 +57,7 @@ def ring_forgets_what_it_keeps(patch: Patch) -> None:
     patch.setattr(Rotating, "_visible", visible)
 
 
-@fault
+@fault("MSK002", needs="rotating")
 def ring_shows_unwritten_slots(patch: Patch) -> None:
     """Slots count as full from the first token on, and after a trim what was forgotten is seen again."""
     own = Ring._key_times
@@ -71,13 +71,13 @@ def ring_shows_unwritten_slots(patch: Patch) -> None:
     patch.setattr(Ring, "_key_times", key_times)
 
 
-@fault
+@fault("STA003", needs="ring")
 def ring_takes_back_after_turning(patch: Patch) -> None:
     """A turned ring says that it trimmed: what was overwritten is gone all the same."""
     patch.setattr(Ring, "_can_forget", lambda self, n: True)
 
 
-@fault
+@fault("STA005", needs="rotating")
 def ring_handed_over_in_slot_order(patch: Patch) -> None:
     """The native ring takes the slots for the order of time."""
     own = Rotating.to_native
@@ -90,7 +90,7 @@ def ring_handed_over_in_slot_order(patch: Patch) -> None:
     patch.setattr(Rotating, "to_native", to_native)
 
 
-@fault
+@fault("STA005", needs="rotating")
 def ring_handed_over_emptied(patch: Patch) -> None:
     """The native ring has the right length and position, and nothing in its values."""
     own = Rotating.to_native
@@ -103,7 +103,7 @@ def ring_handed_over_emptied(patch: Patch) -> None:
     patch.setattr(Rotating, "to_native", to_native)
 
 
-@fault
+@fault("MSK001", needs="chunked")
 def chunk_edge_one_late(patch: Patch) -> None:
     """The first token of a chunk still belongs to the one before."""
 
@@ -114,7 +114,7 @@ def chunk_edge_one_late(patch: Patch) -> None:
     patch.setattr(Chunked, "_visible", visible)
 
 
-@fault
+@fault("STA005", needs="quantized")
 def quantized_without_biases(patch: Patch) -> None:
     """What is handed over has lost the biases of its keys."""
     own = Quantized.to_native
@@ -127,7 +127,7 @@ def quantized_without_biases(patch: Patch) -> None:
     patch.setattr(Quantized, "to_native", to_native)
 
 
-@fault
+@fault("STA001", needs="quantized")
 def quantized_write_one_early(patch: Patch) -> None:
     """Each token overwrites the one before it."""
 
@@ -143,13 +143,13 @@ def quantized_write_one_early(patch: Patch) -> None:
     patch.setattr(Quantized, "update_and_fetch", update_and_fetch)
 
 
-@fault
+@fault("STA001", needs="arrays")
 def recurrent_state_not_carried(patch: Patch) -> None:
     """The new state of a recurrence is computed and dropped."""
     patch.setattr(Arrays, "__setitem__", lambda self, index, value: None)
 
 
-@fault
+@fault("STA001", needs="arrays")
 def recurrent_state_half_carried(patch: Patch) -> None:
     """Of several arrays the first alone is taken over from a step."""
     own = Arrays.__setitem__
@@ -161,7 +161,7 @@ def recurrent_state_half_carried(patch: Patch) -> None:
     patch.setattr(Arrays, "__setitem__", setitem)
 
 
-@fault
+@fault("STA005", needs="arrays")
 def recurrent_state_handed_over_empty(patch: Patch) -> None:
     """The native cache begins anew."""
     own = Arrays.to_native
@@ -174,19 +174,19 @@ def recurrent_state_handed_over_empty(patch: Patch) -> None:
     patch.setattr(Arrays, "to_native", to_native)
 
 
-@fault
+@fault("STA003", needs="arrays")
 def recurrent_state_says_it_trimmed(patch: Patch) -> None:
     """A state that cannot give a token back says that it did."""
     patch.setattr(Arrays, "trim", lambda self, n: n)
 
 
-@fault
+@fault("STA003", needs="composite")
 def composite_trims_its_last_part(patch: Patch) -> None:
     """One part of a composite cache trims, and the answer is its own."""
     patch.setattr(Composite, "trim", lambda self, n: self.caches[-1].trim(n))
 
 
-@fault
+@fault("STA003", needs="rotating linear")
 def session_trims_what_can(patch: Patch) -> None:
     """Where a cache refuses, the others have trimmed already."""
 
@@ -199,7 +199,7 @@ def session_trims_what_can(patch: Patch) -> None:
     patch.setattr(Session, "trim", trim)
 
 
-@fault
+@fault("STA005", needs="composite")
 def composite_hands_over_one_part(patch: Patch) -> None:
     """The first part of a composite cache is handed over as it was made, the others with their content."""
     own = Composite.to_native
@@ -216,7 +216,7 @@ def composite_hands_over_one_part(patch: Patch) -> None:
     patch.setattr(Composite, "to_native", to_native)
 
 
-@fault
+@fault("MSK002", needs="rotating")
 def poison_spreads_from_a_ring(patch: Patch) -> None:
     """A chunk looks at what the ring holds through its oldest slot too."""
 

@@ -9,10 +9,10 @@ import mlx.core as mx
 from mlx_audit.caches import FixedCapacityKVCache as Cache
 from mlx_audit.decode import CompiledDecodeSession as Session
 from mlx_audit.decode import DecodeStep, run
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
-@fault
+@fault("STA001", needs="alike")
 def caches_in_another_order(patch: Patch) -> None:
     """The states of the first two layers come out exchanged."""
     own = DecodeStep.__call__
@@ -24,7 +24,7 @@ def caches_in_another_order(patch: Patch) -> None:
     patch.setattr(DecodeStep, "__call__", call)
 
 
-@fault
+@fault("TRC003")
 def parameters_captured(patch: Patch) -> None:
     """The step takes no notice of the parameters that it is given: the trace captures those on the module."""
     own = DecodeStep.__call__
@@ -35,7 +35,7 @@ def parameters_captured(patch: Patch) -> None:
     patch.setattr(DecodeStep, "__call__", call)
 
 
-@fault
+@fault("LIF002")
 def parameters_copied(patch: Patch) -> None:
     """The step uses copies of the weights that it made when it was built."""
     own, own_init = DecodeStep.__call__, DecodeStep.__init__
@@ -51,7 +51,7 @@ def parameters_copied(patch: Patch) -> None:
     patch.setattr(DecodeStep, "__call__", call)
 
 
-@fault
+@fault("LIF002")
 def parameters_gathered_once(patch: Patch) -> None:
     """The parameters are those of the first call, for ever."""
     own = DecodeStep.parameters
@@ -64,7 +64,7 @@ def parameters_gathered_once(patch: Patch) -> None:
     patch.setattr(DecodeStep, "parameters", parameters)
 
 
-@fault
+@fault("TRC002", needs="linear")
 def state_comes_out_wider(patch: Patch) -> None:
     """Keys come out as float32, whatever went in."""
 
@@ -78,7 +78,7 @@ def state_comes_out_wider(patch: Patch) -> None:
     patch.setattr(Cache, "update_and_fetch", update_and_fetch)
 
 
-@fault
+@fault("STA001", needs="linear")
 def cache_in_half_precision(patch: Patch) -> None:
     """What is handed over is rounded to bfloat16."""
     own = Cache.adopt.__func__  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def cache_in_half_precision(patch: Patch) -> None:
     patch.setattr(Cache, "adopt", classmethod(adopt))
 
 
-@fault
+@fault("LIF001")
 def failed_step_leaves_tracers_on_the_module(patch: Patch) -> None:
     """Nothing is put back when the forward raises."""
     from mlx_audit.decode import step as steps
@@ -103,7 +103,7 @@ def failed_step_leaves_tracers_on_the_module(patch: Patch) -> None:
     patch.setattr(steps, "ModuleState", Forgetful)
 
 
-@fault
+@fault("LIF001")
 def failed_step_leaves_tracers_in_the_state(patch: Patch) -> None:
     """The step works in the caller's own lists, and leaves its placeholders in them."""
     held: list[Any] = []
@@ -134,7 +134,7 @@ def failed_step_leaves_tracers_in_the_state(patch: Patch) -> None:
     patch.setattr(Session, "step", step)
 
 
-@fault
+@fault("LIF002")
 def parameters_replaced_only(patch: Patch) -> None:
     """The parameters are copied whenever one was replaced: changes in place go unseen."""
     own = DecodeStep.parameters

@@ -9,10 +9,10 @@ import mlx.core as mx
 
 from mlx_audit.decode import CompiledDecodeSession as Session
 from mlx_audit.decode import session as sessions
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
-@fault
+@fault("PAR002")
 def generate_skips_a_token(patch: Patch) -> None:
     """The first generated token is not yielded."""
     own = Session._generate
@@ -25,7 +25,7 @@ def generate_skips_a_token(patch: Patch) -> None:
     patch.setattr(Session, "_generate", generate)
 
 
-@fault
+@fault("PAR002")
 def generate_takes_the_second_best(patch: Patch) -> None:
     """Greedy decoding is not greedy."""
 
@@ -38,28 +38,28 @@ def generate_takes_the_second_best(patch: Patch) -> None:
     )
 
 
-@fault
+@fault("PAR004")
 def prefill_skips_at_chunk_edges(patch: Patch) -> None:
-    """The first token of the second chunk is read twice."""
+    """The first token of the last chunk is not read; the one before it is read twice."""
     own = Session.prefill
 
     def prefill(self: Session, tokens: Any, lengths: Any = None) -> mx.array:
         (row,) = tokens
-        if self._chunk < len(row):
-            row = [*row[: self._chunk], row[self._chunk - 1], *row[self._chunk + 1 :]]
+        if edge := (len(row) - 1) // self._chunk * self._chunk:
+            row = [*row[:edge], row[edge - 1], *row[edge + 1 :]]
         return own(self, [row], lengths)
 
     patch.setattr(Session, "prefill", prefill)
 
 
-@fault
+@fault("PAR003")
 def extend_one_by_one_in_reverse(patch: Patch) -> None:
     """A continuation is written in the wrong order."""
     own = Session.extend
     patch.setattr(Session, "extend", lambda self, tokens: own(self, [list(reversed(row)) for row in tokens]))
 
 
-@fault
+@fault("PAR003")
 def extend_compiles_again(patch: Patch) -> None:
     """A continuation throws the trace away."""
     own = Session.extend
@@ -72,7 +72,7 @@ def extend_compiles_again(patch: Patch) -> None:
     patch.setattr(Session, "extend", extend)
 
 
-@fault
+@fault("CAP003")
 def tokens_not_checked(patch: Patch) -> None:
     """Ids outside the vocabulary are taken modulo its size."""
     own = sessions.token_array
@@ -84,7 +84,7 @@ def tokens_not_checked(patch: Patch) -> None:
     patch.setattr(sessions, "token_array", lenient)
 
 
-@fault
+@fault("CAP003")
 def booleans_are_tokens(patch: Patch) -> None:
     """True counts as token 1."""
     own = sessions.token_array

@@ -7,11 +7,12 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_audit.caches import FixedCapacityKVCache as Cache
+from mlx_audit.caches.slots import SlottedCache
 from mlx_audit.decode import CompiledDecodeSession as Session
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
-@fault
+@fault("TRC004", needs="linear")
 def position_stands_still(patch: Patch) -> None:
     """The position comes out as it went in."""
 
@@ -23,24 +24,28 @@ def position_stands_still(patch: Patch) -> None:
     patch.setattr(Cache, "update_and_fetch", update_and_fetch)
 
 
-@fault
+def _offset_by(patch: Patch, shift: int) -> None:
+    """Hand out another position than the one that the cache writes at."""
+    own = SlottedCache.offset.fget  # type: ignore[attr-defined]
+    patch.setattr(SlottedCache, "offset", property(lambda self: own(self) + shift))
+
+
+@fault("STA001", needs="slots rope")
 def rope_one_late(patch: Patch) -> None:
     """Keys and queries of compiled steps are rotated by one position too many."""
-    patch.setattr(Cache, "offset", property(lambda self: self._position + 1))
-    patch.setattr(Cache, "slot", property(lambda self: self._position))
+    _offset_by(patch, 1)
 
 
-@fault
+@fault("STA001", needs="slots rope")
 def rope_one_early(patch: Patch) -> None:
     """Keys and queries of compiled steps are rotated by one position too few."""
-    patch.setattr(Cache, "offset", property(lambda self: self._position - 1))
-    patch.setattr(Cache, "slot", property(lambda self: self._position))
+    _offset_by(patch, -1)
 
 
-@fault
+@fault("STA001", needs="only_linear rope")
 def rope_shifted_from_the_start(patch: Patch) -> None:
     """The prompt too is read on fixed-capacity caches, so that every position is one too many: logits hide it."""
-    rope_one_late(patch)
+    _offset_by(patch, 1)
 
     def prefill(self: Session, tokens: Any, lengths: Any = None) -> mx.array:
         self._state = [cache.state for cache in self._step.caches]
@@ -49,7 +54,7 @@ def rope_shifted_from_the_start(patch: Patch) -> None:
     patch.setattr(Session, "prefill", prefill)
 
 
-@fault
+@fault("LIF001", needs="linear")
 def position_in_place(patch: Patch) -> None:
     """The position is advanced by `+=`, and handed out without a handle of its own."""
 

@@ -12,10 +12,10 @@ from mlx_audit.caches.slots import NEVER, SlottedCache
 from mlx_audit.decode import CompiledDecodeSession as Session
 from mlx_audit.decode import session as sessions
 from mlx_audit.decode.ladder import rung_for
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
-@fault
+@fault("PAR005", needs="linear")
 def rows_mixed(patch: Patch) -> None:
     """A little of each row's values comes from its neighbour."""
     own = Cache.keys_and_values
@@ -27,7 +27,7 @@ def rows_mixed(patch: Patch) -> None:
     patch.setattr(Cache, "keys_and_values", keys_and_values)
 
 
-@fault
+@fault("MSK005", needs="slots ragged")
 def left_padding_seen(patch: Patch) -> None:
     """The slots in front of a row's first token are not hidden."""
 
@@ -38,7 +38,7 @@ def left_padding_seen(patch: Patch) -> None:
     patch.setattr(SlottedCache, "make_mask", make_mask)
 
 
-@fault
+@fault("MSK004", needs="ragged")
 def ragged_rows_in_reverse(patch: Patch) -> None:
     """The rows' caches are merged in the wrong order."""
     own = Session._read_rows
@@ -50,7 +50,7 @@ def ragged_rows_in_reverse(patch: Patch) -> None:
     patch.setattr(Session, "_read_rows", read_rows)
 
 
-@fault
+@fault("MSK004", needs="slots ragged rope")
 def position_of_the_longest_row_for_all(patch: Patch) -> None:
     """All rows are rotated as the longest is."""
     own = SlottedCache.offset.fget  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def position_of_the_longest_row_for_all(patch: Patch) -> None:
     patch.setattr(SlottedCache, "offset", property(offset))
 
 
-@fault
+@fault("MSK005", needs="ragged")
 def ids_beyond_the_lengths_are_read(patch: Patch) -> None:
     """Every row is read to the length of the longest, and its position is set back."""
     own = Session._read_rows
@@ -75,7 +75,7 @@ def ids_beyond_the_lengths_are_read(patch: Patch) -> None:
     patch.setattr(Session, "_read_rows", read_rows)
 
 
-@fault
+@fault("PAR001", needs="linear")
 def cache_read_in_float32(patch: Patch) -> None:
     """What the cache hands out is float32 whatever the model's dtype is."""
     own = Cache.keys_and_values
@@ -87,7 +87,7 @@ def cache_read_in_float32(patch: Patch) -> None:
     patch.setattr(Cache, "keys_and_values", keys_and_values)
 
 
-@fault
+@fault("PAR001", needs="rotating")
 def ring_forgets_one_at_its_first_turn(patch: Patch) -> None:
     """When the ring turns for the first time, the token in its second slot is hidden for one step."""
     own = RingCache._key_times
@@ -100,13 +100,7 @@ def ring_forgets_one_at_its_first_turn(patch: Patch) -> None:
     patch.setattr(RingCache, "_key_times", key_times)
 
 
-@fault
-def ring_one_slot_short(patch: Patch) -> None:
-    """The last slot is never written."""
-    patch.setattr(RingCache, "_slot_of", lambda self, time: time % (self.slots - 1))
-
-
-@fault
+@fault("PAR001", needs="ring")
 def traced_again_at_the_turn(patch: Patch) -> None:
     """The step is traced anew where a ring of 8 turns."""
     own = Session._compiled
@@ -119,13 +113,13 @@ def traced_again_at_the_turn(patch: Patch) -> None:
     patch.setattr(Session, "_compiled", compiled)
 
 
-@fault
+@fault("PAR007", needs="only_rings")
 def rungs_go_on_beyond_the_ring(patch: Patch) -> None:
     """A stack of rings is traced for each rung of the text, although it attends over no more slots."""
     patch.setattr(Session, "_rung", lambda self, count: rung_for(self._position + count, self.capacity))
 
 
-@fault
+@fault("PAR006")
 def generate_draws_twice(patch: Patch) -> None:
     """One random number too many is drawn for each token."""
     own = sessions._chosen
@@ -138,7 +132,7 @@ def generate_draws_twice(patch: Patch) -> None:
     patch.setattr(sessions, "_chosen", chosen)
 
 
-@fault
+@fault("PAR006")
 def sampler_gets_half_the_logits(patch: Patch) -> None:
     """The sampler is handed something flatter than log-probabilities."""
     own = sessions._chosen

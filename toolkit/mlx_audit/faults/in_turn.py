@@ -7,11 +7,12 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_audit.caches import FixedCapacityKVCache as Cache
+from mlx_audit.caches.slots import SlottedCache
 from mlx_audit.decode import CompiledDecodeSession as Session
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
-@fault
+@fault("STA001", needs="only_linear")
 def position_kept_with_the_model(patch: Patch) -> None:
     """Sessions of one model share their position: the first goes on from where the second stands."""
     own_prefill, own_commit, own_state = Session.prefill, Session._commit, Session._require_state
@@ -38,7 +39,7 @@ def position_kept_with_the_model(patch: Patch) -> None:
     patch.setattr(Session, "_require_state", require_state)
 
 
-@fault
+@fault("STA001", needs="only_linear rope")
 def rope_shifted_in_a_second_session(patch: Patch) -> None:
     """A second session counts on from a first, in its prompt too: rotary embeddings are relative, so logits hide it."""
     own, begun = Session.prefill, []
@@ -54,12 +55,12 @@ def rope_shifted_in_a_second_session(patch: Patch) -> None:
     patch.setattr(Cache, "offset", property(lambda self: self._position + 3 * (len(begun) > 1)))
 
 
-@fault
+@fault("STA001", needs="slots")
 def prompt_of_one_token_dropped(patch: Patch) -> None:
     """A prompt of one token is counted and not taken over."""
-    own = Cache._placed
+    own = SlottedCache._placed
 
-    def placed(self: Cache, content: mx.array, held: int, time: int) -> mx.array:
+    def placed(self: SlottedCache, content: mx.array, held: int, time: int) -> mx.array:
         return own(self, content * (held > 1), held, time)
 
-    patch.setattr(Cache, "_placed", placed)
+    patch.setattr(SlottedCache, "_placed", placed)

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_audit.caches import FixedCapacityKVCache as Cache
-from planted.registry import Patch, fault
+from mlx_audit.faults.base import Patch, fault
 
 
 def _written(
@@ -30,25 +30,25 @@ def _written(
     return update_and_fetch
 
 
-@fault
+@fault("TRC004", needs="linear")
 def frozen_write(patch: Patch) -> None:
     """Every token goes into one slot."""
     patch.setattr(Cache, "update_and_fetch", _written(start=lambda cache: mx.array([3], mx.int32)))
 
 
-@fault
+@fault("STA001", needs="linear")
 def write_one_late(patch: Patch) -> None:
     """Each token goes into the slot after its own."""
     patch.setattr(Cache, "update_and_fetch", _written(start=lambda cache: cache._position + 1))
 
 
-@fault
+@fault("STA001", needs="linear")
 def write_one_early(patch: Patch) -> None:
     """Each token overwrites the one before it."""
     patch.setattr(Cache, "update_and_fetch", _written(start=lambda cache: cache._position - 1))
 
 
-@fault
+@fault("STA001", needs="linear")
 def write_dropped_from_16(patch: Patch) -> None:
     """From position 16 on nothing is written: the slot keeps what it had."""
 
@@ -59,7 +59,7 @@ def write_dropped_from_16(patch: Patch) -> None:
     patch.setattr(Cache, "update_and_fetch", _written(new=new))
 
 
-@fault
+@fault("TRC004", needs="linear")
 def write_by_select(patch: Patch) -> None:
     """The buffer is rebuilt by `where` instead of written by index, and only below slot 16."""
 
@@ -73,14 +73,14 @@ def write_by_select(patch: Patch) -> None:
     patch.setattr(Cache, "update_and_fetch", update_and_fetch)
 
 
-@fault
+@fault("STA001", needs="linear")
 def keys_and_values_swapped(patch: Patch) -> None:
     """Keys go into the buffer of values, and values into that of keys."""
     own = Cache.update_and_fetch
     patch.setattr(Cache, "update_and_fetch", lambda self, keys, values: own(self, values, keys))
 
 
-@fault
+@fault("TRC004", needs="linear")
 def values_never_written(patch: Patch) -> None:
     """Values come out as they went in."""
 
@@ -92,7 +92,7 @@ def values_never_written(patch: Patch) -> None:
     patch.setattr(Cache, "update_and_fetch", update_and_fetch)
 
 
-@fault
+@fault("STA001", needs="linear")
 def two_slots_written(patch: Patch) -> None:
     """Each write spills into the next slot, which the next token overwrites; the last one overruns the buffer."""
 
@@ -102,7 +102,7 @@ def two_slots_written(patch: Patch) -> None:
     patch.setattr(Cache, "update_and_fetch", _written(new=new))
 
 
-@fault
+@fault("TRC003", needs="linear")
 def fetched_zeros(patch: Patch) -> None:
     """The token is written, but attention is handed a buffer of its own making."""
     own = Cache.update_and_fetch
@@ -114,7 +114,7 @@ def fetched_zeros(patch: Patch) -> None:
     patch.setattr(Cache, "update_and_fetch", update_and_fetch)
 
 
-@fault
+@fault("PAR001", needs="linear")
 def fetched_a_cut(patch: Patch) -> None:
     """Attention is handed the first 20 slots, whatever the position."""
     own = Cache.update_and_fetch
@@ -126,7 +126,7 @@ def fetched_a_cut(patch: Patch) -> None:
     patch.setattr(Cache, "update_and_fetch", update_and_fetch)
 
 
-@fault
+@fault("TRC003", needs="linear")
 def buffer_made_anew(patch: Patch) -> None:
     """Each step writes into a fresh buffer: only the last token is kept."""
     own = Cache.update_and_fetch
