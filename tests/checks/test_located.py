@@ -46,10 +46,10 @@ PLANTED = {
     ("linear", "mask_shows_one_ahead"): (1, "caches[0]", 14, "mask"),
     ("linear", "mask_forgets_the_first_token"): (1, "caches[0]", 0, "mask"),
     ("linear", "mask_hides_the_token_itself"): (1, "caches[0]", 13, "mask"),
-    ("linear", "frozen_mask"): (1, "caches[0]", 4, "mask"),
+    ("linear", "frozen_mask"): (1, "caches[0]", 6, "mask"),
     ("linear", "fetched_zeros"): (1, "caches[0]", None, "attention"),
     ("linear", "cache_in_half_precision"): (0, "caches[0]", 0, "write"),
-    ("linear", "native_cache_emptied"): (0, "caches[0]", None, "outside the step"),
+    ("linear", "native_cache_emptied"): (None, None, None, "outside the step"),
     ("rotating", "ring_turns_one_early"): (1, "caches[0]", 5, "write"),
     ("rotating", "ring_write_one_late"): (1, "caches[0]", 5, "write"),
     ("rotating", "ring_window_too_narrow"): (1, "caches[0]", 6, "mask"),
@@ -142,10 +142,10 @@ MODEL_CODE = {
         "        output = scaled_dot_product_attention(\n",
         (1, "caches[2]", None, "attention"),
     ),
-    "the third layer adds what is in the first slot beyond its own": (
+    "the third layer adds its position to what it makes": (
         "        r = self.self_attn(self.input_layernorm(x), mask, cache)\n",
         "        r = self.self_attn(self.input_layernorm(x), mask, cache)\n"
-        "        if self.self_attn.wrong and not isinstance(cache.offset, int):\n"
+        "        if self.self_attn.wrong and cache and not isinstance(cache.offset, int):\n"
         "            r = r + mx.mean(cache.offset.astype(r.dtype))\n",
         (1, "caches[2]", None, "attention"),
     ),
@@ -160,7 +160,6 @@ MODEL_CODE = {
 @pytest.mark.parametrize("what", MODEL_CODE)
 def test_faults_of_a_model_s_own_code(what: str, tmp_path: Path) -> None:
     old, new, wanted = MODEL_CODE[what]
-    layers = "        self.layers = [\n"
     module = mutated(
         tmp_path,
         (old, new),
@@ -173,7 +172,6 @@ def test_faults_of_a_model_s_own_code(what: str, tmp_path: Path) -> None:
             "        self.layers[2].self_attn.wrong = True\n        self.norm = nn.RMSNorm(",
         ),
     )
-    assert layers in Path(module.__file__ or "").read_text(encoding="utf-8")
     location = locate(new_subject(module=module), USUAL)
     assert found(location) == wanted, location.text
 
@@ -239,7 +237,7 @@ class TestInResults:
             ("PAR001", "rope_one_late", "step 1, caches[0], slot 13: RoPE"),
             ("PAR003", "mask_shows_one_ahead", "step 1, caches[0], slot 14: mask"),
             ("PAR004", "mask_of_a_chunk_shows_one_ahead", "first divergence: outside the step"),
-            ("STA005", "native_cache_emptied", "first divergence: the prompt, caches[0]: outside the step"),
+            ("STA005", "native_cache_emptied", "first divergence: outside the step"),
             ("MSK003", "scaled_by_the_capacity", "caches[0]"),
         ],
     )

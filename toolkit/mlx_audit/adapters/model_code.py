@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Iterable, Iterator
 from copy import copy
 from functools import cache, partial
+from threading import local
 from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -126,6 +128,9 @@ class Content(View):
         """A content is never absent."""
 
 
+_WRAPPED: tuple[Any, ...] = (UserDict, UserList, WeakKeyDictionary, WeakValueDictionary)
+"""Containers of Python's own that are written in Python, around a plain one."""
+
 CONTENTS = (deque, set, bytearray, np.ndarray)
 """Containers that `Content` looks into."""
 
@@ -171,6 +176,10 @@ def inner(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object keeps where its attributes don't show it."""
     if isinstance(value, CONTENTS):
         yield path, Content(value)
+    elif isinstance(value, _WRAPPED):
+        yield path, value.data
+    elif isinstance(value, local):
+        yield path, vars(value)
     elif isinstance(value, FunctionType):
         yield from parts(path, value)
     elif isinstance(value, MethodType):

@@ -31,6 +31,10 @@ WROTE = "the process wrote to the event channel"
 """What is wrong with a child whose events are none, or come in an order that the worker never makes."""
 
 
+DIED = "the process died"
+"""Reason of a check that the process did not come to."""
+
+
 class ProtocolFault(MlxAuditError):
     """An event that the worker would not have sent: the target's code wrote it, and no event counts any more."""
 
@@ -207,7 +211,7 @@ class Assembly:
         for subject, found in zip(self.planned.subjects, self._found, strict=True):
             for check in subject.checks:
                 if check.code not in found:
-                    found[check.code] = _result(check, "not-run", "the process died")
+                    found[check.code] = _result(check, "not-run", DIED)
 
     def _result(self, index: int, subject: PlannedSubject) -> Result:
         checks = [self._reproducible(check, subject) for check in self._checks(index, subject)]

@@ -31,6 +31,14 @@ def code_of(result: Result, *, partial: bool = False) -> int:
     return combine(_of_claim(claim) for claim in claims)
 
 
+def is_binding(result: Result) -> bool:
+    """Return whether every check of a result has to pass for its claims to hold.
+
+    Not so where the claim is `undecided`, which moves nothing, or `not-capable`, which a failed check confirms.
+    """
+    return not result.claims or any(c.claimed in (*_POSITIVE, None) for c in result.claims.values())
+
+
 def combine(codes: Iterable[int]) -> int:
     """Return the exit code of several: 2, else 1 over 4 over 0; 3 when there is nothing."""
     found = set(codes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
@@ -94,11 +94,11 @@ def unmet_requirements(requires: Mapping[str, str]) -> str:
 
 def _planting(request: Request, planting: Planting) -> Plan:
     """The main tiny subject of each variant, healthy and then with each fault."""
-    bases = [
-        entry.subject
-        for entry in make_plan(request).entries
-        if entry.subject is not None and entry.subject.main and entry.subject.config == entry.subject.tiny
-    ]
+    found = [e.subject for e in make_plan(request).entries if e.subject is not None and e.subject.main]
+    if request.manifest is None:
+        bases = [replace(subject, config=subject.tiny) for subject in found]
+    else:
+        bases = [subject for subject in found if subject.config == subject.tiny]
     return Plan([Entry(*found[:3], fault=found[3], alone=True) for found in subjects(bases, planting)])
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mlx_audit.audit.events import PlannedCheck, PlannedSubject
+from mlx_audit.audit.planted import PLANT, planted_name
 from mlx_audit.audit.request import Panel, Planting
 from mlx_audit.checks.base import Check, all_checks
 from mlx_audit.checks.parts import specs_of
@@ -18,9 +18,6 @@ from mlx_audit.models.live import live_specs
 
 HEALTHY = "healthy"
 """Name of the subject without a fault: a check that fails on it proves nothing by failing elsewhere."""
-
-PLANT = "MLX_AUDIT_PLANT"
-"""Environment variable that names a fault to plant in every audit: for tests of what reads results."""
 
 _CORE = (
     *("TOP001", "TRC001", "TRC002", "TRC003", "TRC004", "TRC005"),
@@ -66,7 +63,8 @@ def subjects(
         panels = {fault.name: _panel(fault, planting.panel) for fault in chosen}
         wanted = {check.code for panel in panels.values() for check in panel}
         everything = [check for check in all_checks() if check.code in wanted]
-        yield _planned(base, HEALTHY, everything), replace(base), everything, None
+        if planting.healthy:
+            yield _planned(base, HEALTHY, everything), replace(base), everything, None
         for fault in chosen:
             yield _planned(base, fault.name, panels[fault.name]), replace(base), panels[fault.name], fault
 
@@ -90,8 +88,8 @@ def planted_by_environment() -> Fault | None:
     Raises:
         MlxAuditError: there is no such fault.
     """
-    name = os.environ.get(PLANT)
-    if not name:
+    name = planted_name()
+    if name is None:
         return None
     if name not in FAULTS:
         raise MlxAuditError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from mlx_audit import resources
 from mlx_audit.audit.exit_codes import HOLDS, code_of
+from mlx_audit.audit.planted import PLANT, planted_name
 from mlx_audit.audit.request import Request
 from mlx_audit.audit.runner import Outcome
 from mlx_audit.errors import MlxAuditError
@@ -30,6 +31,7 @@ def require_recordable(request: Request) -> None:
     Raises:
         NotRecorded: says why.
     """
+    _require_nothing_planted()
     options = request.options
     reasons = (
         (options.partial, "only some tiers or checks are selected"),
@@ -47,6 +49,13 @@ def require_recordable(request: Request) -> None:
             )
 
 
+def _require_nothing_planted() -> None:
+    if fault := planted_name():
+        raise NotRecorded(
+            "no record can be made: a fault is planted", where=PLANT, found=fault, fix=f"unset {PLANT}"
+        )
+
+
 def record_folder() -> Path:
     """Return where records are written: $MLX_AUDIT_RECORDS, else ./model_audits/records, else the shipped ones."""
     if named := os.environ.get("MLX_AUDIT_RECORDS"):
@@ -61,6 +70,7 @@ def record(outcome: Outcome, folder: Path) -> Path:
     Raises:
         NotRecorded: a claim does not hold, so that there is nothing to prove; an older record stays as it is.
     """
+    _require_nothing_planted()
     claimed = [result for result in outcome.results if _is_claimed(result)]
     for result in claimed:
         if code_of(result) != HOLDS or not result.checks:

@@ -45,6 +45,7 @@ class Planting(BaseModel):
         variant: The only variant of the family to plant in; all by default.
         panel: Checks that are run for each fault: the named one, also a quick core, or all.
         once: Plant each fault in the first variant that it applies to, not in every one.
+        healthy: Run the checks on the healthy stack first.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -53,6 +54,7 @@ class Planting(BaseModel):
     variant: str | None = None
     panel: Panel = "core"
     once: bool = False
+    healthy: bool = True
 
 
 class Request(BaseModel):

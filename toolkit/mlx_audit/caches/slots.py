@@ -214,7 +214,7 @@ class SlottedCache(FixedCapacityCache):
     def _visible(self, queries: mx.array, times: mx.array, window: int | None) -> mx.array:
         """Return which keys `times` `[keys]` the `queries` `[N, 1]` see, padding aside, in rank 2 or 4."""
         mask = queries >= times
-        if window is None or window >= self.capacity:
+        if window is None:
             return mask
         return mask & (queries < times + window)
 

@@ -14,6 +14,7 @@ from mlx_audit.checks.runs import (
 )
 from mlx_audit.checks.scenario import Scenario, during
 from mlx_audit.checks.subject import Subject
+from mlx_audit.decode.session import EXTEND_PIECE
 from mlx_audit.models.live import flat_specs
 
 _CHUNK = 2048
@@ -84,7 +85,11 @@ class LatePositions(Check):
                 break
             got = session.step(piece) if length == 1 else session.extend([piece])
             with during(Scenario(prompt, steps, capacity, _CHUNK, stream=19, dtype=subject.dtype)):
-                comparer.check(got, eager.feed(piece), f"{length} more at position {at} after {label}")
+                comparer.check(
+                    got,
+                    eager.feed(piece, chunk=EXTEND_PIECE),
+                    f"{length} more at position {at} after {label}",
+                )
             at += length
             stepped += [at] if length == 1 else []
         require_traces(session, stepped, {**comparer.figures(), "prompt": prompt})

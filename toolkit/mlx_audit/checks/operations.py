@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from hypothesis import strategies as st
 
 from mlx_audit.checks.base import CheckFailed
-from mlx_audit.errors import MlxAuditError
+from mlx_audit.errors import CapacityExceeded, MlxAuditError
+
+CHUNK = 5
+"""Tokens a chunk of a prompt: it goes across the usual small window."""
+
+WIDER = 7
+"""By how many tokens two capacities differ, between which a text goes to and fro."""
 
 _MOST_COPIES = 3
 _LONGEST = 9
@@ -60,6 +66,12 @@ class Player(ABC):
             self.duplicate()
             self.copies += 1
 
+    def each(self) -> Iterator[None]:
+        """Make every copy the current one in turn."""
+        for index in range(self.copies):
+            self.current = index
+            yield
+
     def other(self, _: int) -> None:
         """Go on with the next copy."""
         self.current = (self.current + 1) % self.copies
@@ -79,7 +91,7 @@ def drawn(window: int) -> st.SearchStrategy[list[Operation]]:
 
 
 def known(window: int) -> list[list[Operation]]:
-    """Return sequences that must never be left out: around a ring that is just full, turned long ago, and a full cache."""
+    """Return sequences that are never left out: at a ring just full, at one turned long ago, and at a full cache."""
     turned = [
         ("prefill", 2 * window + 1),
         ("step", 0),
@@ -144,7 +156,7 @@ def play_shortest(new_player: Callable[[], Player], operations: Operations) -> N
         shortest = failure
     else:
         return
-    rest = list(operations)
+    rest = list(operations[: len(shortest.figures["operations"])])
     for index in reversed(range(len(rest))):
         for shorter in _shorter(rest, index):
             try:
@@ -159,4 +171,18 @@ def _shorter(operations: list[Operation], index: int) -> list[list[Operation]]:
     """Return sequences without one operation, or with fewer tokens in it; a prompt stays."""
     before, (name, tokens), after = operations[:index], operations[index], operations[index + 1 :]
     without = [[*before, *after]] if name != "prefill" else []
-    return without + [[*before, Operation(name, fewer), *after] for fewer in range(1, tokens)]
+    fewer = sorted(count for count in {1, tokens // 2, tokens - 1} if 0 < count < tokens)
+    return without + [[*before, Operation(name, count), *after] for count in fewer]
+
+
+def require_refused(call: Callable[[], object], label: str) -> None:
+    """Require that a call is refused because its tokens don't fit.
+
+    Raises:
+        CheckFailed: nothing was raised.
+    """
+    try:
+        call()
+    except CapacityExceeded:
+        return
+    raise CheckFailed(f"{label} was not refused")

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, NOTHING, UNDECIDED, USAGE, code_of
+from mlx_audit.audit.failure_text import failure_lines
 from mlx_audit.audit.runner import Outcome
 from mlx_audit.errors import clean
-from mlx_audit.evidence.results import CheckResult, Result
+from mlx_audit.evidence.results import Result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,21 +100,7 @@ def _details(result: Result) -> Iterator[tuple[str, str]]:
             yield cost_line(check.figures["cost"]), "dim"
     for check in result.checks:
         if check.status == "fail" and "on" not in check.figures:
-            yield from _failure(check)
-
-
-def _failure(check: CheckResult) -> Iterator[tuple[str, str]]:
-    yield f"{check.code} {check.name}", "red"
-    yield f"  {clean(check.reason)}", ""
-    if check.where:
-        yield f"  at {clean(check.where)}", ""
-    if check.figures:
-        yield (
-            "  " + clean(", ".join(f"{key} {_number(value)}" for key, value in check.figures.items())),
-            "dim",
-        )
-    if check.reproduce:
-        yield f"  reproduce: {clean(check.reproduce)}", "cyan"
+            yield from failure_lines(check)
 
 
 def cost_line(cost: dict[str, Any]) -> str:
@@ -151,10 +138,6 @@ def _status_counts(result: Result) -> str:
     first = next((c for c in result.checks if c.status == "not-run"), None)
     why = f"; {first.code} was not run: {clean(first.reason)}" if first is not None else ""
     return f"partial: {shown}{why}"
-
-
-def _number(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _print(console: Console, text: Any) -> None:

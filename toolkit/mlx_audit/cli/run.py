@@ -134,6 +134,7 @@ def _audit(requests: list[Request], jobs: int | None, timeout: float, child: Chi
 def _report(outcomes: list[Outcome], options: Options, json: str | None, record: bool, started: float) -> int:
     """Write what was asked for, and return the exit code."""
     from mlx_audit.audit.exit_codes import code_of, combine
+    from mlx_audit.audit.planted import planted_warning
     from mlx_audit.cli import _render
 
     codes = [code_of(result, partial=options.partial) for outcome in outcomes for result in outcome.results]
@@ -150,6 +151,8 @@ def _report(outcomes: list[Outcome], options: Options, json: str | None, record:
             _console.note(f"{outcome.request.text}: no check is both of these tiers and named by --only")
     if record:
         _record(outcomes)
+    if warning := planted_warning():
+        _console.note(warning)
     seconds = time.perf_counter() - started
     print(
         _render.summary(outcomes, code, seconds, partial=options.partial),

@@ -31,6 +31,9 @@ from mlx_audit.evidence import require_capable
 Sampler = Callable[[mx.array], mx.array]
 """From log-probabilities `[1, vocabulary]` to token ids `[1]`, as mlx-lm's samplers are."""
 
+EXTEND_PIECE = 256
+"""Tokens a row that a continuation is fed at once: no more than the audit compares."""
+
 _KEEPS_ALL = ("linear", "quantized")
 """Kinds that have a slot for every token of the text."""
 
@@ -220,7 +223,7 @@ class CompiledDecodeSession:
         return logits
 
     def extend(self, tokens: Any) -> mx.array:
-        """Feed several tokens a row, eagerly, on the fixed-capacity caches; adds no trace.
+        """Feed several tokens a row, eagerly, on the fixed-capacity caches, in pieces; adds no trace.
 
         Args:
             tokens: Ids `[B, L]`.
@@ -238,7 +241,8 @@ class CompiledDecodeSession:
                 cache.with_state(arrays, held=self._position).at_rung(rung)
                 for cache, arrays in zip(self._step.caches, state, strict=True)
             ]
-            logits = run(self.model, ids, caches)
+            for start in range(0, ids.shape[1], EXTEND_PIECE):
+                logits = run(self.model, ids[:, start : start + EXTEND_PIECE], caches)
         except BaseException:
             before.restore(code=False)
             raise

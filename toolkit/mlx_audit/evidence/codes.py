@@ -13,16 +13,17 @@ _CODE = re.compile(r'^    code = "([A-Z]{3}\d{3})"\n    tier = "([a-z]+)"$', re.
 
 def known_codes() -> list[str]:
     """Return the codes in alphabetical order."""
-    return sorted(_tiers())
+    return sorted(check_tiers())
 
 
 def needed_codes() -> frozenset[str]:
     """Return the codes that a verdict rests on: all but those of the checkpoint tier."""
-    return frozenset(code for code, tier in _tiers().items() if tier != "checkpoint")
+    return frozenset(code for code, tier in check_tiers().items() if tier != "checkpoint")
 
 
 @cache
-def _tiers() -> dict[str, str]:
+def check_tiers() -> dict[str, str]:
+    """Return the tier of each check by its code."""
     folder = Path(mlx_audit.__file__).parent / "checks"
     return dict(
         pair

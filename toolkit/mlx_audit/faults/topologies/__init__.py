@@ -71,7 +71,7 @@ TOPOLOGIES = (
     _of_file("chunked", "chunked slots ring only_rings ragged alike rope"),
     _of_file("quantized", "quantized slots trims ragged alike rope"),
     _of_family("arrays", "mamba2", "recurrent", "arrays ragged alike"),
-    _of_family("hybrid", "qwen3_5", "hybrid", "arrays linear slots ragged alike rope"),
+    _of_family("hybrid", "qwen3_5", "hybrid", "arrays linear slots ragged rope"),
     _of_family("composite", "falcon_h1", "parallel", "composite arrays linear slots ragged alike rope"),
     _of_family("composite of slots", "deepseek_v32", "sparse", "composite linear slots ragged alike rope"),
 )

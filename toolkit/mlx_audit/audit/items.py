@@ -1,0 +1,127 @@
+"""Results as items that pass or fail: all items of a target pass exactly when its exit code is 0."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mlx_audit.audit.exit_codes import HOLDS, code_of, is_binding
+from mlx_audit.audit.failure_text import detail_lines
+from mlx_audit.errors import clean
+from mlx_audit.evidence.results import CheckResult, Result
+
+VERDICT = "verdict"
+"""Name of the item that holds a variant's claims against what was found."""
+
+_NEEDS = re.compile(r"needs ([A-Z]{3}\d{3}), which ")
+"""How the reason of a check begins that was not run because of another one."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an item fails.
+
+    Attributes:
+        text: Lines for people.
+        causes: The items that it comes down to: itself, or those that it rests on.
+    """
+
+    text: str
+    causes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What is wrong on one configuration: in a line, and in lines below it."""
+
+    configuration: str
+    what: str
+    cause: str
+    details: tuple[str, ...] = ()
+
+
+def failure_of(item: str, results: Sequence[Result]) -> Failure | None:
+    """Return why an item of a variant fails, or None where it passes.
+
+    A check passes where it passed, does not apply, or moves nothing, on every configuration. The verdict passes by the
+    rule of the exit code.
+
+    Args:
+        item: Code of a check, or `verdict`.
+        results: Of all configurations of the variant.
+    """
+    if not results:
+        return Failure("the audit has no result of this variant", frozenset({item}))
+    found = _verdicts(results) if item == VERDICT else _checks(item, results)
+    return Failure(_text(found), frozenset(finding.cause for finding in found)) if found else None
+
+
+def _verdicts(results: Iterable[Result]) -> list[_Finding]:
+    found = []
+    for result in results:
+        if code_of(result) == HOLDS:
+            continue
+        wrong = [check.code for check in result.checks if _is_wrong(check)] if is_binding(result) else []
+        for claim in result.claims.values():
+            what = f"claimed {claim.claimed or 'nothing'}, found {claim.verdict}: {clean(claim.reason)}"
+            causes = {_root(code, result) for code in wrong} or {VERDICT}
+            found += [_Finding(result.configuration, what, cause) for cause in sorted(causes)]
+    return found
+
+
+def _checks(code: str, results: Iterable[Result]) -> list[_Finding]:
+    found = [(result, _check(code, result)) for result in results if is_binding(result)]
+    wrong = [(result, check) for result, check in found if check is None or _is_wrong(check)]
+    # A published configuration repeats what a tiny one found.
+    own = [(result, check) for result, check in wrong if check is None or "on" not in check.figures]
+    return [_finding(code, result, check) for result, check in own or wrong]
+
+
+def _finding(code: str, result: Result, check: CheckResult | None) -> _Finding:
+    if check is None:
+        return _Finding(result.configuration, f"not run: {clean(result.reason)}", code)
+    if check.status == "fail":
+        lines = (f"  {check.code}: {check.name}", *(line for line, _ in detail_lines(check)))
+        return _Finding(result.configuration, clean(check.reason), code, lines)
+    cause = _root(code, result)
+    if cause == code:
+        return _Finding(result.configuration, f"not run: {clean(check.reason)}", code)
+    root = _check(cause, result)
+    why = "failed" if root is not None and root.status == "fail" else "was not run"
+    return _Finding(result.configuration, f"not run: it rests on {cause}, which {why}", cause)
+
+
+def _root(code: str, result: Result) -> str:
+    """Return the check that one which is wrong comes down to, over those that each of them needs."""
+    seen = {code}
+    while True:
+        check = _check(code, result)
+        needed = _NEEDS.match(check.reason) if check is not None and check.status == "not-run" else None
+        if needed is None or needed[1] in seen or _check(needed[1], result) is None:
+            return code
+        code = needed[1]
+        seen.add(code)
+
+
+def _check(code: str, result: Result) -> CheckResult | None:
+    return next((check for check in result.checks if check.code == code), None)
+
+
+def _is_wrong(check: CheckResult) -> bool:
+    return check.status in ("fail", "not-run")
+
+
+def _text(findings: Iterable[_Finding]) -> str:
+    """One paragraph for each thing that is wrong, with all configurations that it is wrong on."""
+    groups: dict[str, list[_Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.what, []).append(finding)
+    lines: list[str] = []
+    for what, (first, *more) in groups.items():
+        lines += [f"{clean(first.configuration)}: {what}", *first.details]
+        others = dict.fromkeys(finding.configuration for finding in more)
+        others.pop(first.configuration, None)
+        if others:
+            lines.append(f"  also on: {', '.join(map(clean, others))}")
+    return "\n".join(lines)
