@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command import environment
+from command import environment, mlx_audit
 from mlx_audit import resources
 from mlx_audit.audit import runner
 from mlx_audit.evidence.codes import needed_codes
@@ -96,10 +96,27 @@ def test_claims_that_hold_pass(healthy: subprocess.CompletedProcess[str]) -> Non
     assert outcomes(healthy) == wanted
 
 
+def test_failures_that_move_nothing_are_shown(healthy: subprocess.CompletedProcess[str]) -> None:
+    """In a section of its own: what confirms the claim not-capable, and what does not apply."""
+    text = healthy.stdout.partition("_ stretched::full::TRC001 _")[2].partition("\n____")[0]
+    assert re.search(
+        r"^-+ Captured mlx-audit call -+\ntiny\S*: failed, where the claim is not-capable: ", text, re.M
+    )
+    text = healthy.stdout.partition("_ qwen2::full::TOP004 _")[2].partition("\n____")[0]
+    assert re.search(r"^tiny: not applicable: \S", text, re.MULTILINE)
+
+
 def test_each_family_is_audited_on_one_worker(healthy: subprocess.CompletedProcess[str]) -> None:
     ran = re.findall(r"^\[(gw\d)\] \[ *\d+%\] PASSED audits/(\w+)", healthy.stdout, re.MULTILINE)
     assert len(ran) == 2 * len(ITEMS)
     assert len(set(ran)) == 2
+
+
+@pytest.mark.parametrize(("claim", "code"), [("undecided", 0), ("capable", 1)])
+def test_items_agree_with_the_exit_code(tmp_path: Path, claim: str, code: int) -> None:
+    folder_of(tmp_path, stretched=small(claim, family="stretched", dynamic=True))
+    assert mlx_audit("run", "audits/stretched.yaml", cwd=tmp_path).returncode == code
+    assert run(tmp_path, "audits", "-q").returncode == code
 
 
 @pytest.fixture(scope="module")

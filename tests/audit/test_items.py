@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from audited import check, healthy
 from mlx_audit.audit.exit_codes import HOLDS, code_of, combine
-from mlx_audit.audit.items import VERDICT, failure_of
+from mlx_audit.audit.items import VERDICT, failure_of, note_of
 from mlx_audit.checks.base import execute
 from mlx_audit.evidence.results import CheckResult, ClaimResult, Result
 from mlx_audit.evidence.verdict import decide
@@ -44,9 +44,22 @@ def test_all_items_pass_exactly_when_the_exit_code_is_zero(results: list[Result]
     assert not failed or VERDICT in failed
 
 
-def test_what_does_not_apply_passes() -> None:
-    results = [result("capable", ["pass", "not-applicable", "pass"])]
+def test_what_does_not_apply_passes_and_says_so() -> None:
+    results = [result("capable", ["pass", "not-applicable", "pass"], name) for name in ("tiny", "published")]
     assert failure_of("PAR001", results) is None
+    assert note_of("PAR001", results) == "tiny: not applicable: why\n  also on: published"
+    assert note_of("PAR001", [*results, result("capable", ["pass"] * 3)]) is None
+    assert note_of(VERDICT, results) is None
+
+
+def test_what_moves_nothing_is_said() -> None:
+    undecided = result("undecided", ["pass", "not-run", "pass"], "tiny+dynamic")
+    assert note_of("PAR001", [result("capable", ["pass"] * 3), undecided]) == (
+        "tiny+dynamic: not run, where the claim is undecided: why"
+    )
+    refuted = [result("not-capable", ["fail", "pass", "pass"])]
+    assert note_of("TRC001", refuted) == "tiny: failed, where the claim is not-capable: why"
+    assert note_of("TRC001", [result("capable", ["fail", "pass", "pass"])]) is None
 
 
 def test_a_failure_confirms_the_claim_not_capable() -> None:

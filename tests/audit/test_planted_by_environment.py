@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from command import mlx_audit
-from mlx_audit.audit.recording import NotRecorded, record
 from mlx_audit.audit.planted import PLANT
+from mlx_audit.audit.recording import NotRecorded, record
 from mlx_audit.audit.request import Options, Request
 from mlx_audit.audit.runner import Outcome
 from mlx_audit.models.target import resolve_target

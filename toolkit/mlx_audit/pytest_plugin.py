@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect a manifest that was asked for."""
-    if file_path.suffix == ".yaml" and file_path.resolve() in parent.config.stash[_RUN].manifests:
+    if file_path.suffix == ".yaml" and _place(file_path) in parent.config.stash[_RUN].manifests:
         return ManifestFile.from_parent(parent, path=file_path)
     return None
 
@@ -182,19 +182,22 @@ class _Item(_Named):
 
     def runtest(self) -> None:
         """Report from the manifest's audit, which the first item makes."""
-        from mlx_audit.audit.items import failure_of
+        from mlx_audit.audit.items import failure_of, note_of
 
         variant = self.listnames()[-2]
         audit = _audited(self.config, self.path)
         if audit.obstacle:
             pytest.fail(f"the audit could not be made: {audit.obstacle}", pytrace=False)
-        failure = failure_of(self.name, audit.results.get(variant, []))
+        results = audit.results.get(variant, [])
+        failure = failure_of(self.name, results)
         listed = self._listed(self.name)
         if failure is None and listed is not None:
             pytest.fail(
                 f"{listed.where}: it passes, so it is no known failure; remove the line", pytrace=False
             )
         if failure is None:
+            if note := note_of(self.name, results):
+                self.add_report_section("call", "mlx-audit", note)
             return
         if listed is not None:
             pytest.xfail(listed.reason)
@@ -270,10 +273,16 @@ def _known(config: pytest.Config, folder: Path) -> Mapping[str, KnownFailure]:
 def _asked_for(config: pytest.Config) -> Iterator[Path]:
     """Yield the manifests that the command line names, themselves or by their folder."""
     for argument in config.args:
-        path = (config.invocation_params.dir / argument.partition("::")[0]).resolve()
+        path = config.invocation_params.dir / argument.partition("::")[0]
+        path = path.resolve() if path.is_dir() else _place(path)
         folder = path if path.is_dir() else path.parent
         if folder.name not in _NO_MANIFESTS:
             yield from filter(_is_manifest, sorted(path.glob("*.yaml")) if path.is_dir() else [path])
+
+
+def _place(path: Path) -> Path:
+    """Return a file's path by which it is known, however it was named; a link is a file where it lies."""
+    return path.parent.resolve() / path.name
 
 
 def _is_manifest(path: Path) -> bool:

@@ -16,6 +16,7 @@ from mlx_audit.audit.events import (
     PlannedCheck,
     PlannedSubject,
     Ready,
+    Reproduced,
     SubjectFinished,
     SubjectStarted,
 )
@@ -45,6 +46,7 @@ class Assembly:
     Attributes:
         planned: What the child said it would do, or None before it did.
         failed: Why the target cannot be audited at all, or None.
+        reproduced: A failure as a script, where that was asked for and there is one.
         ended: Whether the child said that nothing more comes.
     """
 
@@ -52,6 +54,7 @@ class Assembly:
         self.request = request
         self.planned: Planned | None = None
         self.failed: Failed | None = None
+        self.reproduced: Reproduced | None = None
         self.ended = False
         self._ready = False
         self._found: list[dict[str, CheckResult]] = []
@@ -85,6 +88,8 @@ class Assembly:
             case CheckFinished():
                 self._running = None
                 self._found[event.subject][event.check.code] = event.check
+            case Reproduced():
+                self.reproduced = event
             case SubjectFinished():
                 self._seconds[event.subject] = event.seconds
             case Failed():
@@ -118,6 +123,9 @@ class Assembly:
             case CheckStarted():
                 new = self._check(event.subject, event.code) is not None
                 return running is None and new and event.code not in self._found[event.subject]
+            case Reproduced():
+                known = self._check(event.subject, event.code) is not None
+                return running is None and known and self.request.options.repro and self.reproduced is None
             case SubjectStarted() | SubjectFinished():
                 return (
                     running is None

@@ -77,6 +77,18 @@ class CheckFinished(_Event):
     check: CheckResult
 
 
+class Reproduced(_Event):
+    """A failure as a script; at most one a target."""
+
+    kind: Literal["reproduced"] = "reproduced"
+    subject: int
+    code: str
+    script: str = ""
+    """Empty where there can be none."""
+    meaning: str
+    """Of a script that shows no difference; or why there is no script."""
+
+
 class SubjectFinished(_Event):
     """All checks of a subject have a result."""
 
@@ -100,7 +112,17 @@ class Done(_Event):
     kind: Literal["done"] = "done"
 
 
-Event = Ready | Planned | SubjectStarted | CheckStarted | CheckFinished | SubjectFinished | Failed | Done
+Event = (
+    Ready
+    | Planned
+    | SubjectStarted
+    | CheckStarted
+    | CheckFinished
+    | Reproduced
+    | SubjectFinished
+    | Failed
+    | Done
+)
 
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 

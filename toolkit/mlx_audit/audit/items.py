@@ -18,6 +18,9 @@ _NEEDS = re.compile(r"needs ([A-Z]{3}\d{3}), which ")
 """How the reason of a check begins that was not run because of another one."""
 
 
+_WORDS = {"fail": "failed", "not-run": "not run"}
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why an item fails.
@@ -55,6 +58,24 @@ def failure_of(item: str, results: Sequence[Result]) -> Failure | None:
         return Failure("the audit has no result of this variant", frozenset({item}))
     found = _verdicts(results) if item == VERDICT else _checks(item, results)
     return Failure(_text(found), frozenset(finding.cause for finding in found)) if found else None
+
+
+def note_of(code: str, results: Iterable[Result]) -> str | None:
+    """Return what is to be said of a check that passes as an item though it did not pass, or None.
+
+    It does not apply on any configuration, or what it found moves nothing there.
+    """
+    own = [(r, c) for r in results if (c := _check(code, r)) is not None and "on" not in c.figures]
+    if all(check.status == "not-applicable" for _, check in own):
+        found = [(r, c, "not applicable") for r, c in own]
+    else:
+        moot = [(r, c) for r, c in own if _is_wrong(c) and not is_binding(r)]
+        found = [(r, c, f"{_WORDS[c.status]}, where the claim is {_claimed(r)}") for r, c in moot]
+    return _text(_Finding(r.configuration, f"{how}: {clean(c.reason)}", code) for r, c, how in found) or None
+
+
+def _claimed(result: Result) -> str:
+    return ", ".join(claim.claimed or "none" for claim in result.claims.values())
 
 
 def _verdicts(results: Iterable[Result]) -> list[_Finding]:

@@ -23,6 +23,8 @@ class Options(BaseModel):
     profile: str = "quick"
     dtype: str = "float32"
     seed: int = 0
+    repro: bool = False
+    """Whether a failure is made smaller and written as a script."""
 
     @property
     def partial(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mlx_audit.audit.assembly import WROTE, Assembly, ProtocolFault
-from mlx_audit.audit.events import Event, Failed, read_event
+from mlx_audit.audit.events import Event, Failed, Reproduced, read_event
 from mlx_audit.audit.process import Child, death
 from mlx_audit.audit.request import Request
 from mlx_audit.evidence.results import Environment, Result
@@ -38,6 +38,7 @@ class Outcome:
         environment: Where the child ran, or None when it died too early.
         skipped: Configurations left out, each with the reason.
         failed: Why the target could not be audited at all, or None.
+        reproduced: A failure as a script, where that was asked for and there is one.
     """
 
     request: Request
@@ -45,6 +46,7 @@ class Outcome:
     environment: Environment | None
     skipped: list[str]
     failed: Failed | None
+    reproduced: Reproduced | None = None
 
 
 def run_audits(
@@ -211,4 +213,5 @@ def _outcome(assembly: Assembly) -> Outcome:
         assembly.environment,
         planned.skipped if planned is not None else [],
         assembly.failed,
+        assembly.reproduced,
     )

@@ -22,6 +22,7 @@ from mlx_audit.audit.plan import Entry, make_plan
 from mlx_audit.audit.planting import planted_by_environment
 from mlx_audit.audit.request import Request
 from mlx_audit.checks.base import Check, execute
+from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import MlxAuditError, storable
 from mlx_audit.evidence.environment import environment
 from mlx_audit.evidence.results import CheckResult
@@ -43,23 +44,28 @@ def _audit(request: Request, emit: Emit) -> None:
     subjects = [entry.planned for entry in plan.entries]
     emit(Planned(environment=environment(), subjects=subjects, skipped=plan.skipped))
     results: list[dict[str, CheckResult]] = []
-    everywhere = planted_by_environment()
+    everywhere, wanted = planted_by_environment(), request.options.repro
     for index, entry in enumerate(plan.entries):
         before = results[entry.after] if entry.after is not None else {}
         module = entry.subject.module if entry.subject is not None else None
         try:
             with snapshots_reused(), planted(entry.fault or everywhere, module):
-                results.append(_subject(index, entry, before, emit))
+                results.append(_subject(index, entry, before, emit, repro=wanted))
+                wanted = wanted and not _has_failed(entry, results[-1])
         except DoesNotApply as reason:
             results.append(_left_out(index, entry, str(reason), emit))
         entry.subject = None  # models go as soon as they are not needed
     emit(Done())
 
 
+def _has_failed(entry: Entry, results: Mapping[str, CheckResult]) -> bool:
+    return any(results[check.code].status == "fail" for check in entry.checks)
+
+
 def _subject(
-    index: int, entry: Entry, before: Mapping[str, CheckResult], emit: Emit
+    index: int, entry: Entry, before: Mapping[str, CheckResult], emit: Emit, *, repro: bool = False
 ) -> dict[str, CheckResult]:
-    """Run the checks of one subject and return their results by code.
+    """Run the checks of one subject, make a script of what failed if asked to, and return their results by code.
 
     Raises:
         TargetError: the model itself cannot run the configuration.
@@ -76,8 +82,18 @@ def _subject(
                 require_runs(entry.subject)
         done[check.code] = _check(check, entry, {} if entry.alone else done)
         emit(CheckFinished(subject=index, check=done[check.code]))
+    if repro and entry.subject is not None and _has_failed(entry, done):
+        _reproduce(index, entry, entry.subject, done, emit)
     emit(SubjectFinished(subject=index, seconds=round(time.perf_counter() - started, 3)))
     return done
+
+
+def _reproduce(
+    index: int, entry: Entry, subject: Subject, done: Mapping[str, CheckResult], emit: Emit
+) -> None:
+    from mlx_audit.audit.reproduction import reproduced  # which loads a template engine
+
+    emit(reproduced(index, subject, [done[check.code] for check in entry.checks]))
 
 
 def _left_out(index: int, entry: Entry, reason: str, emit: Emit) -> dict[str, CheckResult]:

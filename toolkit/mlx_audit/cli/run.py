@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_audit.cli import _choices, _console
+from mlx_audit.cli import _choices, _console, _repro
 from mlx_audit.errors import MlxAuditError
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ Seed = Annotated[
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the results; - is stdout.")]
 Record = Annotated[bool, typer.Option("--record", help="Store the evidence of claims that hold.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds that one target may take.")]
+Repro = Annotated[
+    Path | None,
+    typer.Option("--repro", metavar="FILE", help="Write a failure as a script of mlx and mlx-lm alone."),
+]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Targets at a time; one a processor.")]
 
 
@@ -56,6 +60,7 @@ def run(
     record: Record = False,
     timeout: Timeout = 600.0,
     jobs: Jobs = None,
+    repro: Repro = None,
 ) -> int:
     """Audit targets: exit 0 all claims hold, 1 a claim failed, 2 usage, 3 nothing collected, 4 cannot be decided."""
     from mlx_audit.audit.process import Child
@@ -67,15 +72,21 @@ def run(
     child = Child()
     try:
         options = _options(tier, only, profile, dtype, seed)
+        options.repro = repro is not None
         requests = _requests(targets or [], all, config, options)
         if record:
             _require_recordable(requests)
         if json not in (None, "-"):
             _choices.output("--json", json)
+        if repro is not None:
+            _choices.output("--repro", repro)
         outcomes = _audit(requests, jobs, timeout, child)
     finally:
         child.kill()
-    return _report(outcomes, options, json, record, started)
+    code = _report(outcomes, options, json, record, started)
+    if repro is not None:
+        _repro.write(outcomes, repro)
+    return code
 
 
 def _options(tier: list[str] | None, only: list[str] | None, profile: str, dtype: str, seed: int) -> Options:

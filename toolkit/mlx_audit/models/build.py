@@ -15,7 +15,7 @@ from mlx_audit.errors import TargetError, describe
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
-_WEIGHT_SCALE = 3.0
+WEIGHT_SCALE = 3.0
 """Greedy tokens of default tiny weights hardly vary, so that a wrong position would not show in them."""
 
 
@@ -119,7 +119,7 @@ def build_tiny(module: ModuleType, arguments: Any, *, seed: int, dtype: str = "f
             return array
         if not mx.any(array).item():
             return mx.random.normal(array.shape) / math.sqrt(array.shape[-1])
-        return array * _WEIGHT_SCALE if array.ndim == 2 else array
+        return array * WEIGHT_SCALE if array.ndim == 2 else array
 
     model.apply(seen_through)
     model.set_dtype(DTYPES[dtype])
