@@ -43,6 +43,7 @@ def test_the_wheel_has_the_data_of_the_checkout(unpacked: Path) -> None:
     assert (unpacked / "mlx_audit" / "py.typed").is_file()
     entry_points = next(unpacked.glob("*.dist-info/entry_points.txt")).read_text()
     assert "mlx-audit = mlx_audit.cli:main" in entry_points
+    assert "[pytest11]\nmlx_audit = mlx_audit.pytest_plugin" in entry_points
 
 
 def test_the_wheel_validates_its_own_manifests(unpacked: Path, tmp_path: Path) -> None:

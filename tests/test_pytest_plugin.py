@@ -307,6 +307,15 @@ def test_an_item_is_named_by_its_id(pytester: pytest.Pytester) -> None:
     assert [line for line in done.outlines if "::" in line] == [item]
 
 
+def test_a_linked_manifest_is_a_file_where_the_link_lies(tmp_path: Path) -> None:
+    audits = folder_of(tmp_path, qwen2=small(), known_failures="nonsense")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "linked.yaml").symlink_to(audits / "qwen2.yaml")
+    done = run(tmp_path, "links", "--collect-only", "-q")
+    assert done.returncode == 0
+    assert "links/linked.yaml::qwen2::full::PAR001\n" in done.stdout
+
+
 def test_a_target_that_cannot_be_audited_fails_everywhere(pytester: pytest.Pytester) -> None:
     folder_of(pytester.path, qwen2=re.sub(r"      vocab_size: 64\n", "", small()))
     done = pytester.runpytest_inprocess("audits", *STRICT, "-k", "PAR001 or verdict")

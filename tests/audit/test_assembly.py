@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mlx_audit import resources
-from mlx_audit.audit.assembly import Assembly
+from mlx_audit.audit.assembly import Assembly, ProtocolFault
 from mlx_audit.audit.events import (
     CheckFinished,
     CheckStarted,
@@ -15,6 +17,7 @@ from mlx_audit.audit.events import (
     PlannedCheck,
     PlannedSubject,
     Ready,
+    Reproduced,
     SubjectFinished,
     SubjectStarted,
 )
@@ -84,6 +87,37 @@ def test_a_death_between_checks_is_put_on_the_next() -> None:
     made.died("the process ended with exit status 0", None, "")
     (result,) = made.results()
     assert [check.status for check in result.checks] == ["pass", "fail"]
+
+
+def test_a_death_while_a_failure_is_made_smaller_changes_no_result() -> None:
+    made = assembly(subject("tiny", "TRC001"), subject("other", "TRC001"), repro=True)
+    finish(made, 0, "TRC001", "fail", reason="baked")
+    finish(made, 1, "TRC001")
+    made.died("the process died with SIGSEGV (signal 11)", None, "")
+    assert [result.checks[0].status for result in made.results()] == ["fail", "pass"]
+    assert made.results()[0].checks[0].reason == "baked"
+
+
+def test_a_death_with_nothing_failed_never_passes() -> None:
+    made = assembly(subject("tiny", "TRC001"), repro=True)
+    finish(made, 0, "TRC001")
+    made.died("the process died with SIGSEGV (signal 11)", None, "")
+    assert made.results()[0].checks[0].status == "fail"
+
+
+def test_a_script_is_taken_only_where_it_was_asked_for_and_something_failed() -> None:
+    script = Reproduced(subject=0, code="TRC001", script="print()", meaning="nothing")
+    for asked, status in [(False, "fail"), (True, "pass")]:
+        made = assembly(subject("tiny", "TRC001"), repro=asked)
+        finish(made, 0, "TRC001", status)
+        with pytest.raises(ProtocolFault):
+            made.receive(script)
+    made = assembly(subject("tiny", "TRC001"), repro=True)
+    finish(made, 0, "TRC001", "fail")
+    made.receive(script)
+    assert made.reproduced == script
+    with pytest.raises(ProtocolFault):
+        made.receive(script)
 
 
 def test_a_death_before_the_plan_fails_every_claim() -> None:

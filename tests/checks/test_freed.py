@@ -44,17 +44,6 @@ def test_what_an_audit_keeps_for_itself_is_no_leak() -> None:
         green("LIF004", healthy())
 
 
-def _keep_models(patch: Patch) -> None:
-    """A registry of every model that was ever compiled."""
-    own = DecodeStep.__init__
-
-    def init(self: DecodeStep, model: Any, caches: Any) -> None:
-        own(self, model, caches)
-        _kept.append(model)
-
-    patch.setattr(DecodeStep, "__init__", init)
-
-
 def _keep_a_session_by_its_method(patch: Patch) -> None:
     """A callback that is never taken off the list, and a cycle through the session that it belongs to."""
     own = CompiledDecodeSession.prefill
@@ -113,12 +102,13 @@ def _keep_arrays(patch: Patch) -> None:
 
 
 RED: dict[Callable[[Patch], None], str] = {
-    _keep_models: "went: Model, LlamaModel,",
     _keep_a_session_by_its_method: "went: CompiledDecodeSession, Model,",
     _keep_compiled_functions: "went: 2 CompiledDecodeSession, Model,",
     _keep_caches: "went: 4 FixedCapacityKVCache",
     _keep_exceptions: "went: 2 CompiledDecodeSession, Model,",
     _keep_arrays: "bytes are still in use",
+    FAULTS["models_kept"].plant: "went: Model, LlamaModel,",
+    FAULTS["caches_kept"].plant: "FixedCapacityKVCache",
     FAULTS["sessions_kept"].plant: "CompiledDecodeSession, Model,",
 }
 

@@ -124,29 +124,37 @@ def _plant_in(layer: int, cls: type[Any], name: str, fault: str, patch: pytest.M
 MODEL_CODE = {
     "the third layer's queries are turned by the width of the keys": (
         "            keys, values = cache.update_and_fetch(keys, values)\n",
-        "            keys, values = cache.update_and_fetch(keys, values)\n"
-        "            if self.wrong and queries.shape[2] == 1:\n"
-        "                queries = self.rope(queries, offset=keys.shape[2])\n",
+        (
+            "            keys, values = cache.update_and_fetch(keys, values)\n"
+            "            if self.wrong and queries.shape[2] == 1:\n"
+            "                queries = self.rope(queries, offset=keys.shape[2])\n"
+        ),
         (1, "caches[2]", None, "attention"),
     ),
     "the third layer's keys are turned by the number of slots": (
         "            keys = self.rope(keys, offset=cache.offset)\n",
-        "            held = cache.keys.shape[2] if self.wrong and keys.shape[2] == 1 else cache.offset\n"
-        "            keys = self.rope(keys, offset=held)\n",
+        (
+            "            held = cache.keys.shape[2] if self.wrong and keys.shape[2] == 1 else cache.offset\n"
+            "            keys = self.rope(keys, offset=held)\n"
+        ),
         (1, "caches[2]", 13, "RoPE"),
     ),
     "the third layer sees the whole buffer": (
         "        output = scaled_dot_product_attention(\n",
-        "        if self.wrong and queries.shape[2] == 1:\n"
-        "            mask = None\n"
-        "        output = scaled_dot_product_attention(\n",
+        (
+            "        if self.wrong and queries.shape[2] == 1:\n"
+            "            mask = None\n"
+            "        output = scaled_dot_product_attention(\n"
+        ),
         (1, "caches[2]", None, "attention"),
     ),
     "the third layer adds its position to what it makes": (
         "        r = self.self_attn(self.input_layernorm(x), mask, cache)\n",
-        "        r = self.self_attn(self.input_layernorm(x), mask, cache)\n"
-        "        if self.self_attn.wrong and cache and not isinstance(cache.offset, int):\n"
-        "            r = r + mx.mean(cache.offset.astype(r.dtype))\n",
+        (
+            "        r = self.self_attn(self.input_layernorm(x), mask, cache)\n"
+            "        if self.self_attn.wrong and cache and not isinstance(cache.offset, int):\n"
+            "            r = r + mx.mean(cache.offset.astype(r.dtype))\n"
+        ),
         (1, "caches[2]", None, "attention"),
     ),
     "the third layer reads the position on the host": (
@@ -178,7 +186,7 @@ def test_faults_of_a_model_s_own_code(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", *KINDS])
 def test_healthy_stacks_show_nothing(kind: str) -> None:
-    location = locate(subject_of(kind), Scenario(7, 12, 40, chunk=3))
+    location = locate(subject_of(kind), Scenario(7, 5, 20, chunk=3))
     assert found(location) == (None, None, None, "outside the step"), location.text
 
 

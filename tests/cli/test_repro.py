@@ -47,8 +47,10 @@ UPSTREAM = {
 WRONG = {
     "position from the width of the keys": (
         "            keys, values = cache.update_and_fetch(keys, values)\n",
-        "            keys, values = cache.update_and_fetch(keys, values)\n"
-        "            queries = self.rope(queries, offset=keys.shape[2])\n",
+        (
+            "            keys, values = cache.update_and_fetch(keys, values)\n"
+            "            queries = self.rope(queries, offset=keys.shape[2])\n"
+        ),
     ),
     "position read on the host": (ROPE, ROPE.replace("cache.offset", "int(cache.offset)")),
     "mask left out": UNMASKED,
@@ -64,8 +66,7 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 for path in sys.argv[1:]:
-    code = runpy.run_path(path)["main"]()
-    print(f"= exit {code}")
+    print(runpy.run_path(path)["main"](), end="\\n---\\n")
 """
 
 
@@ -75,7 +76,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("scripts")
     scripts = {what: _failing(_mutant(what, folder), CODES.get(what, "TRC001")) for what in WRONG}
     scripts["afm7"] = _failing(
-        new_subject("afm7", module_of("afm7"), config=UPSTREAM, expected=None), "TRC001"
+        Subject("afm7", "default", "tiny", module_of("afm7"), UPSTREAM, UPSTREAM), "TRC001"
     )
     turns = Scenario(13, 9, 25, chunk=5)
     for kind in HEALTHY:
@@ -91,8 +92,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    printed = done.stdout.split("= exit ")
-    outputs = [f"{one}{code[0]}" for one, code in zip(printed, printed[1:], strict=False)]
+    outputs = done.stdout.split("---\n")[:-1]
     return {name: text.splitlines() for name, text in zip(scripts, outputs, strict=True)}
 
 
@@ -139,7 +139,7 @@ def test_weights_are_those_that_the_check_saw(tmp_path: Path) -> None:
 class TestSmallest:
     def test_a_write_that_stops_at_a_slot_needs_so_many_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS["write_dropped_from_16"](monkeypatch)
-        scenario, location = smallest(new_subject(), Scenario(13, 10, 40, chunk=4))
+        scenario, location = smallest(new_subject(), Scenario(14, 4, 20, chunk=3))
         assert location is not None
         assert (location.slot, location.consumer) == (16, "write")
         assert scenario.prompt + scenario.steps == 17

@@ -125,7 +125,7 @@ class Assembly:
                 return running is None and new and event.code not in self._found[event.subject]
             case Reproduced():
                 known = self._check(event.subject, event.code) is not None
-                return running is None and known and self.request.options.repro and self.reproduced is None
+                return running is None and known and self.reproduced is None and self._is_reproducing
             case SubjectStarted() | SubjectFinished():
                 return (
                     running is None
@@ -182,7 +182,7 @@ class Assembly:
             return
         # Between checks the next one takes the blame, so that a death never passes.
         index, code = self._next()
-        if code is not None:
+        if code is not None and not self._is_reproducing:
             check = next(c for c in self.planned.subjects[index].checks if c.code == code)
             self._found[index][code] = _result(check, "fail", self._death, where=where)
 
@@ -199,6 +199,15 @@ class Assembly:
 
     def _phase(self) -> str:
         return "while the model was loaded" if self.planned is None else "between two checks"
+
+    @property
+    def _is_reproducing(self) -> bool:
+        """Whether every check has its result, and the child only makes a failure smaller."""
+        assert self.planned is not None
+        subjects = zip(self.planned.subjects, self._found, strict=True)
+        complete = all(len(subject.checks) == len(found) for subject, found in subjects)
+        failed = any(check.status == "fail" for found in self._found for check in found.values())
+        return self.request.options.repro and complete and failed
 
     def _next(self) -> tuple[int, str | None]:
         """The running check, else the first without a result, else the last of all."""

@@ -19,11 +19,10 @@ def detail_lines(check: CheckResult) -> Iterator[tuple[str, str]]:
     """Yield lines with their style: where, the figures, and the command that shows it again."""
     if check.where:
         yield f"  at {clean(check.where)}", ""
-    if check.figures:
-        yield (
-            "  " + clean(", ".join(f"{key} {_number(value)}" for key, value in check.figures.items())),
-            "dim",
-        )
+    # The location is in the reason already, in words.
+    figures = [f"{key} {_number(value)}" for key, value in check.figures.items() if key != "located"]
+    if figures:
+        yield f"  {clean(', '.join(figures))}", "dim"
     if check.reproduce:
         yield f"  reproduce: {clean(check.reproduce)}", "cyan"
 

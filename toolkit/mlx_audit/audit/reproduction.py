@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,14 @@ from mlx_audit.models.build import WEIGHT_SCALE
 _WIDTH = 110
 
 
-def reproduced(index: int, subject: Subject, results: Iterable[CheckResult]) -> Reproduced:
+def reproduced(index: int, subject: Subject, failed: Sequence[CheckResult]) -> Reproduced:
     """Return the script of the first failure that a script can show, or why there is none.
 
     Args:
         index: Of the subject, in the plan.
         subject: What failed.
-        results: Of its checks; one failed.
+        failed: Its failures.
     """
-    failed = [check for check in results if check.status == "fail"]
     shown = [check for check in failed if check.tier in ("trace", "numeric")]
     if not shown:
         return _refused(index, failed[0], "it is not about decoding with the tiny model")

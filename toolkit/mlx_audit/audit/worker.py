@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from mlx_audit.adapters import snapshots_reused
@@ -22,7 +23,6 @@ from mlx_audit.audit.plan import Entry, make_plan
 from mlx_audit.audit.planting import planted_by_environment
 from mlx_audit.audit.request import Request
 from mlx_audit.checks.base import Check, execute
-from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import MlxAuditError, storable
 from mlx_audit.evidence.environment import environment
 from mlx_audit.evidence.results import CheckResult
@@ -44,28 +44,38 @@ def _audit(request: Request, emit: Emit) -> None:
     subjects = [entry.planned for entry in plan.entries]
     emit(Planned(environment=environment(), subjects=subjects, skipped=plan.skipped))
     results: list[dict[str, CheckResult]] = []
-    everywhere, wanted = planted_by_environment(), request.options.repro
+    everywhere, chosen = planted_by_environment(), dict[bool, int]()
     for index, entry in enumerate(plan.entries):
         before = results[entry.after] if entry.after is not None else {}
-        module = entry.subject.module if entry.subject is not None else None
         try:
-            with snapshots_reused(), planted(entry.fault or everywhere, module):
-                results.append(_subject(index, entry, before, emit, repro=wanted))
-                wanted = wanted and not _has_failed(entry, results[-1])
+            with snapshots_reused(), planted(entry.fault or everywhere, _module(entry)):
+                results.append(_subject(index, entry, before, emit))
         except DoesNotApply as reason:
             results.append(_left_out(index, entry, str(reason), emit))
-        entry.subject = None  # models go as soon as they are not needed
+        if request.options.repro and _failures(entry, results[-1]):
+            chosen.setdefault(entry.planned.claimed == "undecided", index)
+        if index not in chosen.values():
+            entry.subject = None  # models go as soon as they are not needed
+    if chosen:  # last, so that every check has its result should making it smaller end the process
+        index = chosen[min(chosen)]  # a failure that breaks a claim, before one of what is claimed undecided
+        entry = plan.entries[index]
+        with snapshots_reused(), planted(entry.fault or everywhere, _module(entry)):
+            _reproduce(index, entry, results[index], emit)
     emit(Done())
 
 
-def _has_failed(entry: Entry, results: Mapping[str, CheckResult]) -> bool:
-    return any(results[check.code].status == "fail" for check in entry.checks)
+def _module(entry: Entry) -> ModuleType | None:
+    return entry.subject.module if entry.subject is not None else None
+
+
+def _failures(entry: Entry, results: Mapping[str, CheckResult]) -> list[CheckResult]:
+    return [results[check.code] for check in entry.checks if results[check.code].status == "fail"]
 
 
 def _subject(
-    index: int, entry: Entry, before: Mapping[str, CheckResult], emit: Emit, *, repro: bool = False
+    index: int, entry: Entry, before: Mapping[str, CheckResult], emit: Emit
 ) -> dict[str, CheckResult]:
-    """Run the checks of one subject, make a script of what failed if asked to, and return their results by code.
+    """Run the checks of one subject and return their results by code.
 
     Raises:
         TargetError: the model itself cannot run the configuration.
@@ -82,18 +92,15 @@ def _subject(
                 require_runs(entry.subject)
         done[check.code] = _check(check, entry, {} if entry.alone else done)
         emit(CheckFinished(subject=index, check=done[check.code]))
-    if repro and entry.subject is not None and _has_failed(entry, done):
-        _reproduce(index, entry, entry.subject, done, emit)
     emit(SubjectFinished(subject=index, seconds=round(time.perf_counter() - started, 3)))
     return done
 
 
-def _reproduce(
-    index: int, entry: Entry, subject: Subject, done: Mapping[str, CheckResult], emit: Emit
-) -> None:
+def _reproduce(index: int, entry: Entry, results: Mapping[str, CheckResult], emit: Emit) -> None:
     from mlx_audit.audit.reproduction import reproduced  # which loads a template engine
 
-    emit(reproduced(index, subject, [done[check.code] for check in entry.checks]))
+    assert entry.subject is not None
+    emit(reproduced(index, entry.subject, _failures(entry, results)))
 
 
 def _left_out(index: int, entry: Entry, reason: str, emit: Emit) -> dict[str, CheckResult]:

@@ -104,7 +104,7 @@ class CopiesIndependent(Check):
 
     What it does:
         Copies a session, steps the copy, then the original, with different tokens, and compares both with eager
-        decoding; each one's bytes stay as they were while the other moves.
+        decoding; each one's bytes stay as they were while the other moves, and both use one trace.
 
     Why:
         Beam search and speculative decoding branch. A shared buffer would be overwritten by whoever steps last.
@@ -132,6 +132,10 @@ class CopiesIndependent(Check):
         original.step([one])
         copy = original.copy()
         comparer = Comparer(subject.tolerance)
+        if copy.trace_count != original.trace_count:
+            raise CheckFailed(
+                f"a copy has {copy.trace_count} traces of its own, wanted those of the original"
+            )
         moves = (
             ("copy", copy, original, [one, two]),
             ("original", original, copy, [one, three]),

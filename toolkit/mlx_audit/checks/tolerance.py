@@ -62,7 +62,7 @@ class Tolerance:
         return self.relative * max(largest(want), _SMALLEST)
 
     def objection(self, got: mx.array, want: mx.array) -> str | None:
-        """Return why `got` is not accepted: shape, then finite, then the most likely token, then the bound.
+        """Return why `got` is not accepted: shape, dtype, then finite, then the most likely token, then the bound.
 
         Args:
             got: Logits `[B, vocabulary]`; or any other array, of which no token is most likely.
@@ -70,6 +70,8 @@ class Tolerance:
         """
         if got.shape != want.shape:
             return f"shape {got.shape}, wanted {want.shape}"
+        if got.dtype != want.dtype:
+            return f"dtype {_named(got.dtype)}, wanted {_named(want.dtype)}"
         difference = largest_difference(got, want)
         if not np.isfinite(difference):
             return _worst(got, want)
@@ -143,6 +145,10 @@ def relative_difference(got: mx.array, want: mx.array) -> float:
 def largest(array: mx.array) -> float:
     """Return the largest absolute value."""
     return host_float(mx.max(mx.abs(array.astype(mx.float32)))) if array.size else 0.0
+
+
+def _named(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
 
 
 def _worst(got: mx.array, want: mx.array) -> str:
