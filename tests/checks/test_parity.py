@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from audited import green, healthy, mutated, new_subject, only, red
+from kind_models import KINDS, new_kind_subject
 from mlx_audit.checks.base import all_checks
 from mlx_audit.checks.subject import Subject
 from mlx_audit.faults import FAULTS
@@ -68,9 +69,13 @@ def test_a_window_too_wide_to_be_turned_is_undecided() -> None:
     assert "a window of 129 tokens is too wide" in result.reason
 
 
-def test_a_dtype_that_drifts_is_red_in_that_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["linear", "rotating", "composite_of_slots"])
+def test_a_dtype_that_drifts_is_red_in_that_dtype(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = new_kind_subject(kind) if kind in KINDS else new_subject()
     FAULTS["cache_read_in_float32"](monkeypatch)
-    assert red("PAR001", new_subject()).where == "step 1 after a prompt of 13, bfloat16"
+    result = red("PAR001", subject)
+    assert result.where == "step 1 after a prompt of 13, bfloat16"
+    assert "dtype float32, wanted bfloat16" in result.reason
 
 
 _OFFSET = "            queries = self.rope(queries, offset=cache.offset)\n"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 
 from audited import green, healthy, new_subject, only, red
+from mlx_audit.decode import CompiledDecodeSession as Session
 from mlx_audit.faults import FAULTS
 from tiny_models import FAMILIES
 
@@ -63,6 +65,10 @@ RED = {
     ): "caches[0] differs from eager's at the prompt of a second session, slot 0",
     ("STA002", "copies_share_everything"): "stepping the copy changed the other session's state",
     ("STA002", "copies_share_their_list"): "stepping the copy changed the other session's state",
+    (
+        "STA002",
+        "a_trace_for_every_session",
+    ): "before the copy steps the original counts 1 traces and the copy 0, wanted one that they share",
     ("STA003", "trim_lies"): "after trim(1) caches[0] stands at 17, wanted 16",
     (
         "STA003",
@@ -86,6 +92,19 @@ RED = {
 def test_red(code: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[fault](monkeypatch)
     assert RED[code, fault] in red(code, new_subject()).reason
+
+
+def test_a_copy_that_traces_again_behind_the_same_count_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Session.copy
+
+    def copy(self: Session) -> Session:
+        other = own(self)
+        for compiled in other._rungs.values():
+            compiled._compiled = mx.compile(compiled._compiled)  # keyed anew, so that the body runs again
+        return other
+
+    monkeypatch.setattr(Session, "copy", copy)
+    assert "after both stepped the original counts 2 traces" in red("STA002", new_subject()).reason
 
 
 def test_a_shift_of_every_position_shows_only_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
@@ -14,13 +15,19 @@ from mlx.utils import tree_flatten
 from audited import check, mutated, new_subject
 from command import mlx_audit
 from kind_models import KINDS, kind_subject
+from mlx_audit import resources
+from mlx_audit.audit.events import CheckFinished, Event, Planned, Reproduced
 from mlx_audit.audit.reproduction import _literal, render, reproduced
+from mlx_audit.audit.request import Options, Request
+from mlx_audit.audit.worker import audit
+from mlx_audit.checks import shrunk
 from mlx_audit.checks.base import execute
 from mlx_audit.checks.scenario import Scenario
 from mlx_audit.checks.shrunk import smallest
 from mlx_audit.checks.subject import Subject
 from mlx_audit.evidence.results import CheckResult
 from mlx_audit.faults import FAULTS
+from mlx_audit.models.target import resolve_target
 from model_files import write_config, write_model
 from tiny_models import module_of
 
@@ -139,7 +146,8 @@ def test_weights_are_those_that_the_check_saw(tmp_path: Path) -> None:
 class TestSmallest:
     def test_a_write_that_stops_at_a_slot_needs_so_many_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         FAULTS["write_dropped_from_16"](monkeypatch)
-        scenario, location = smallest(new_subject(), Scenario(14, 4, 20, chunk=3))
+        monkeypatch.setattr(shrunk, "SECONDS", 300.0)  # what is found must not depend on the machine
+        scenario, location = smallest(new_subject(), Scenario(15, 3, 19, chunk=3))
         assert location is not None
         assert (location.slot, location.consumer) == (16, "write")
         assert scenario.prompt + scenario.steps == 17
@@ -170,6 +178,29 @@ def test_texts_of_the_model_stay_comments_and_strings() -> None:
     assert all(line.startswith("# ") for line in lines)
     for source in (text, "a\\", "x'", "plain\n\\n"):
         assert eval(_literal(source)) == source
+
+
+def test_a_broken_claim_comes_before_one_that_is_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (resources.model_audits() / "llama.yaml").read_text(encoding="utf-8")
+    for pattern, new in (
+        (r"configurations:\n(?:  - .*\n)+", ""),
+        (r"rope: .*", "rope: [default, {dynamic: undecided}]"),
+    ):
+        text, count = re.subn(pattern, new, text)
+        assert count == 1, pattern
+    (tmp_path / "llama.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("MLX_AUDIT_PLANT", "ring_write_one_late")  # in the second variant alone
+    events: list[Event] = []
+    options = Options(only=["TRC001", "STA001"], repro=True)
+    audit(Request.of(resolve_target(str(tmp_path / "llama.yaml")), options), events.append)
+    (planned,) = [event for event in events if isinstance(event, Planned)]
+    failed = [e for e in events if isinstance(e, CheckFinished) and e.check.status == "fail"]
+    assert [planned.subjects[event.subject].claimed for event in failed][:2] == ["undecided", "undecided"]
+    (made,) = [event for event in events if isinstance(event, Reproduced)]
+    chosen = planned.subjects[made.subject]
+    assert (chosen.variant, chosen.configuration, made.code) == ("sliding", "tiny", "STA001")
 
 
 class TestCommand:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlx_audit.audit.planted import PLANT
 from mlx_audit.cli import _choices, _console
 from mlx_audit.errors import MlxAuditError
 
@@ -32,6 +34,7 @@ Profile = Annotated[
 ]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Only these faults; commas allowed.")]
 Listed = Annotated[bool, typer.Option("--list", help="Print the faults, and plant nothing.")]
+Config = Annotated[Path | None, typer.Option("--config", help="The config.json of a model file.")]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the matrix; - is stdout.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at a time; one a processor.")]
 
@@ -42,6 +45,7 @@ def faults(
     profile: Profile = "ci",
     only: Only = None,
     listed: Listed = False,
+    config: Config = None,
     json: Json = None,
     jobs: Jobs = None,
 ) -> int:
@@ -54,12 +58,14 @@ def faults(
         return _print_list(names)
     if not targets and not all:
         raise MlxAuditError("no target", allowed="TARGET..., or --all", fix="mlx-audit faults --all")
+    if os.environ.get(PLANT):
+        raise MlxAuditError("a fault is planted everywhere already", where=PLANT, fix=f"unset {PLANT}")
     if json not in (None, "-"):
         _choices.output("--json", json)
     _choices.require_temporary_folder()
     started = time.perf_counter()
     once = profile == "quick"
-    stacks = [*(_default_stacks(names, once) if all else []), *_stacks(targets or [], names)]
+    stacks = [*(_default_stacks(names, once) if all else []), *_stacks(targets or [], names, config)]
     matrix = _plant(stacks, profile, once, jobs)
     return _report(matrix, json, time.perf_counter() - started)
 
@@ -110,12 +116,12 @@ def _default_stacks(names: list[str], once: bool) -> list[Stack]:
     return stacks
 
 
-def _stacks(targets: list[str], names: list[str]) -> list[Stack]:
+def _stacks(targets: list[str], names: list[str], config: Path | None) -> list[Stack]:
     from mlx_audit.audit.kill_matrix import Stack
     from mlx_audit.audit.request import Options, Request
     from mlx_audit.models.target import resolve_target
 
-    found = [resolve_target(_choices.target(name)) for name in dict.fromkeys(targets)]
+    found = [resolve_target(_choices.target(name), config) for name in dict.fromkeys(targets)]
     return [Stack("", Request.of(target, Options()), None, tuple(names)) for target in found]
 
 
