@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlx_audit.faults import FAULTS
+
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "cases.md"
 _CODE = re.compile(r"\b(?:ENV|TOP|TRC|PAR|STA|MSK|CAP|LIF|NEG)\d{3}\b")
