@@ -323,3 +323,22 @@ def test_mask_shows_the_window_and_nothing_unwritten(window: int | None, length:
         first = 0 if window is None else max(0, query - window + 1)
         wanted = list(range(first, query + 1))
         assert [slot for slot, seen in enumerate(mask[0, 0, row].tolist()) if seen] == wanted
+
+
+@pytest.mark.parametrize("window", [3, 8, 100])
+def test_the_mask_of_a_window_is_computed_alike_whatever_the_capacity(window: int) -> None:
+    """Otherwise two capacities would give two graphs, as if one of them depended on the position."""
+
+    def primitives(capacity: int) -> list[str]:
+        found: list[str] = []
+        cache = adopted(1, 2, 3, capacity=capacity)
+        mx.export_function(
+            lambda event: found.extend([event["name"]] if event["type"] == "primitive" else []),
+            lambda position: FixedCapacityKVCache(cache.keys, cache.values, position).make_mask(
+                1, window_size=window
+            ),
+            mx.array([3], mx.int32),
+        )
+        return found
+
+    assert primitives(8) == primitives(64)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from audited import green, healthy, mutated, new_subject, only, red
-from kind_models import KINDS, new_kind_subject
+from kind_models import new_kind_subject
 from mlx_audit.checks.base import all_checks
 from mlx_audit.checks.subject import Subject
 from mlx_audit.faults import FAULTS
@@ -71,7 +71,7 @@ def test_a_window_too_wide_to_be_turned_is_undecided() -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "rotating", "composite_of_slots"])
 def test_a_dtype_that_drifts_is_red_in_that_dtype(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = new_kind_subject(kind) if kind in KINDS else new_subject()
+    subject = new_subject() if kind == "linear" else new_kind_subject(kind)
     FAULTS["cache_read_in_float32"](monkeypatch)
     result = red("PAR001", subject)
     assert result.where == "step 1 after a prompt of 13, bfloat16"

@@ -158,3 +158,22 @@ def test_an_export_that_mlx_refuses_is_undecided(monkeypatch: pytest.MonkeyPatch
     result = only("TRC001", new_subject())
     assert result.status == "not-run"
     assert "Fence" in result.reason
+
+
+_ROTATE = "            queries = self.rope(queries, offset=cache.offset)\n"
+_IMPORT = "from .cache import KVCache, RotatingKVCache\n"
+HIDDEN = {
+    "a weak dictionary": (
+        "import weakref\n_KEPT = weakref.WeakKeyDictionary()\n",
+        "_KEPT[cache] = mx.mean(x)",
+    ),
+    "a UserDict": ("from collections import UserDict\n_KEPT = UserDict()\n", "_KEPT['last'] = mx.mean(x)"),
+    "a thread-local": ("import threading\n_KEPT = threading.local()\n", "_KEPT.last = mx.mean(x)"),
+}
+
+
+@pytest.mark.parametrize("place", HIDDEN)
+def test_what_is_kept_out_of_sight_is_found(place: str, tmp_path: Path) -> None:
+    made, kept = HIDDEN[place]
+    module = mutated(tmp_path, (_IMPORT, _IMPORT + made), (_ROTATE, f"            {kept}\n{_ROTATE}"))
+    assert "wrote outside the caches: globals of" in red("TRC001", new_subject(module=module)).reason

@@ -284,3 +284,27 @@ def test_a_session_that_cannot_compile_says_so() -> None:
         mx.enable_compile()
     assert [str(warning.message) for warning in caught if "switched off" in str(warning.message)]
     assert session.trace_count == 5
+
+
+def test_a_long_continuation_is_fed_in_pieces_that_the_audit_compares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mlx_audit.decode import session as sessions
+
+    own, lengths = sessions.run, list[int]()
+
+    def counted(model: object, ids: mx.array, caches: object) -> mx.array:
+        lengths.append(ids.shape[1])
+        return own(model, ids, caches)  # type: ignore[arg-type]
+
+    ids = tokens(604)
+    session, eager = new_session(capacity=610), Eager(shared_model())
+    session.prefill([ids[:3]])
+    eager.feed([ids[:3]])
+    monkeypatch.setattr(sessions, "run", counted)
+    logits = session.extend([ids[3:603]])
+    assert lengths == [256, 256, 88]
+    for start in (3, 259, 515):
+        wanted = eager.feed([ids[start : min(start + 256, 603)]])
+    assert distance(logits, wanted) == 0.0
+    assert distance(session.step([ids[603]]), eager.feed([[ids[603]]])) == 0.0

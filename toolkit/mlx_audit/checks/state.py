@@ -115,7 +115,8 @@ class CopiesIndependent(Check):
         stepping the copy changed the original's state
 
     How to fix:
-        Rebind arrays instead of changing them in place; `a += 1` changes every alias. Let copies share the compiled step.
+        Rebind arrays instead of changing them in place; `a += 1` changes every alias. Let copies share
+        the compiled step.
 
     Sources:
         ml-explore/mlx-lm#1806 (an offset advanced in place)
