@@ -22,7 +22,10 @@ def test_healthy(kind: str) -> None:
 
 ORDERS = {
     "copies_share_after_a_trim": ("linear", "trim 1; copy"),
-    "saved_at_the_highest_position": ("linear", "trim 1; reload: "),
+    "saved_at_the_highest_position": (
+        "linear",
+        "trim 1; reload: session.safetensors: position of cache 0 does not fit",
+    ),
     "room_of_trimmed_tokens_is_lost": (
         "linear",
         "prefill 2; trim 1: 1 tokens held and room for 27 at the end",
@@ -51,6 +54,11 @@ def test_red_in_one_order_alone(fault: str, monkeypatch: Patch) -> None:
     operations = result.figures["operations"]
     assert result.reason.startswith("; ".join(operations) + ": ")
     assert len(operations) <= 5
+
+
+def test_the_same_fault_is_told_in_the_same_words(monkeypatch: Patch) -> None:
+    FAULTS["saved_at_the_highest_position"](monkeypatch)
+    assert red("STA006", new_subject()).reason == red("STA006", new_subject()).reason
 
 
 def test_each_fault_of_an_order_is_tried() -> None:

@@ -20,6 +20,7 @@ from mlx_audit.checks.parts import capacity_for, specs_of
 from mlx_audit.checks.runs import Comparer, Eager, session_for, state_bytes, teacher_tokens
 from mlx_audit.checks.subject import Subject
 from mlx_audit.decode import CompiledDecodeSession
+from mlx_audit.errors import MlxAuditError
 
 
 class Bench:
@@ -149,7 +150,11 @@ class SessionPlayer(Player):
             path = Path(folder) / "session.safetensors"
             self._now.session.save(path)
             options: dict[str, Any] = {"evidence": "ignore", "prefill_step_size": CHUNK}
-            self._now.session = CompiledDecodeSession.load(path, self._bench.model, **options)
+            try:
+                self._now.session = CompiledDecodeSession.load(path, self._bench.model, **options)
+            except MlxAuditError as error:
+                error.where = path.name  # the folder is another one at every run
+                raise
         self._require_unchanged(before, "the way through a file")
 
     def hand_over(self, tokens: int) -> None:
