@@ -210,6 +210,11 @@ def _filled(cache: FixedCapacityCache, slots: Sequence[int], value: float) -> li
     for array, role in zip(cache.state, cache.roles, strict=True):
         if role == "buffer" and slots and array.size and mx.issubdtype(array.dtype, mx.floating):
             array = mx.array(array)
-            array[:, :, mx.array(list(slots)), :] = value
+            array[:, :, mx.array(list(slots)), :] = finite_poison(value, cache, array.dtype)
         arrays.append(array)
     return arrays
+
+
+def finite_poison(value: float, cache: FixedCapacityCache, dtype: mx.Dtype) -> float:
+    """Return what of a poison stays finite in a buffer: a scale is multiplied by packed numbers of up to 255."""
+    return max(-200.0, min(200.0, value)) if cache.kind == "quantized" and dtype == mx.float16 else value

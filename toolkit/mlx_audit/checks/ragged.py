@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
+from mlx_audit.caches import FixedCapacityCache
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
+from mlx_audit.checks.parts import POISON, finite_poison
 from mlx_audit.checks.runs import Comparer, Eager, require_traces, session_for, windows
 from mlx_audit.checks.subject import Subject
 from mlx_audit.checks.tolerance import largest_difference, tolerance_for
@@ -24,8 +26,6 @@ _TURNED = 1
 """Which of these goes on until each ring has turned twice."""
 
 _STEPS, _EXTENSION = 4, 3
-_POISON = 1e4
-"""Large and finite: a masked slot is multiplied by zero, and zero times NaN is NaN."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class PaddingUnseen(Check):
             want = _decoded(base, batch)
             other = _decoded(base, batch.other_padding(subject.vocabulary))
             _require_equal(batch, other, want, "other ids beyond the lengths")
-            for value in (_POISON, -_POISON):
+            for value in (POISON, -POISON):
                 poison = _Poison(batch.lengths, value)
                 _require_equal(batch, _decoded(base, batch, poison), want, "numbers in the padding")
                 slots += poison.slots
@@ -243,17 +243,18 @@ class _Poison:
     def __call__(self, session: CompiledDecodeSession) -> State:
         return [
             [
-                self._spoiled(array) if role == "buffer" else array
+                self._spoiled(array, part) if role == "buffer" else array
                 for part in cache.parts
                 for array, role in zip(part.state, part.roles, strict=True)
             ]
             for cache in session.caches
         ]
 
-    def _spoiled(self, buffer: mx.array) -> mx.array:
+    def _spoiled(self, buffer: mx.array, part: FixedCapacityCache) -> mx.array:
         padding = self._padding(buffer.shape[2])
         self.slots += int(padding.sum())
-        value = self._value if mx.issubdtype(buffer.dtype, mx.floating) else 1 << 30
+        floating = mx.issubdtype(buffer.dtype, mx.floating)
+        value = finite_poison(self._value, part, buffer.dtype) if floating else 1 << 30
         return mx.where(mx.array(padding)[:, None, :, None], mx.array(value, buffer.dtype), buffer)
 
     def _padding(self, slots: int) -> np.ndarray:
