@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from audited import green, new_subject
 from mlx_audit.adapters import adapter_for
 from mlx_audit.tracing import StepTracer, prove
-from tiny_models import FAMILIES, shared_model
+from tiny_models import FAMILIES, config_of, shared_model
 from tracing.conftest import findings, proof_of
 from tracing.mutants import LONG_WINDOW, MUTANTS
 
@@ -49,3 +50,10 @@ def test_a_threshold_on_thousands_of_keys_shows(mutant: Callable[..., Any]) -> N
     written = "            keys, values = cache.update_and_fetch(keys, values)\n"
     threshold = "            if keys.shape[2] > 6000:\n                queries = queries * 2\n"
     assert any("rung" in text for text in findings(mutant([(written, written + threshold)])))
+
+
+@pytest.mark.parametrize("vocabulary", [60, 84, 132, 200, 2054, 4100])
+def test_a_vocabulary_of_one_more_than_a_traced_size_is_no_change_of_form(vocabulary: int) -> None:
+    """With sinks, attention has one key more than the rung; a weight of that size is something else."""
+    config = config_of("llama", vocab_size=vocabulary, num_hidden_layers=1)
+    green("TRC001", new_subject(config=config))

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from mlx_audit.caches import FixedCapacityCache, FixedCapacityCacheList
 from mlx_audit.models.live import flat_specs
@@ -25,6 +26,12 @@ def largest_ring(model: nn.Module) -> int:
 def prime_from(start: int, taken: Collection[int] = ()) -> int:
     """Return the first prime from `start` on that is not `taken`."""
     return next(n for n in count(start) if n not in taken and all(n % d for d in range(2, int(n**0.5) + 1)))
+
+
+def axes_of(model: nn.Module) -> set[int]:
+    """Return what capacity and rung must not be: sizes of the weights, and one less, since sinks add a key."""
+    sizes = {size for _, array in tree_flatten(model.parameters()) for size in array.shape}
+    return sizes | {size - 1 for size in sizes}
 
 
 def leaves_of(cache: FixedCapacityCache, path: str) -> Iterator[Leaf]:

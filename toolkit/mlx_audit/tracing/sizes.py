@@ -13,7 +13,10 @@ _ABOVE = ((83, 59), (199, 131), (8200, 5000), (50_000, 20_000), (400_000, 140_00
 
 
 def other_sizes(events: Sequence[Event], ring: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield pairs of capacity and rung, prime, equal to no axis of the graph, and above the largest `ring`."""
+    """Yield pairs of capacity and rung, prime, above the largest `ring`, and equal to no axis of the graph.
+
+    With sinks, attention has one key more: that number too must be nothing else's.
+    """
     taken = {
         size
         for event in events
@@ -21,9 +24,10 @@ def other_sizes(events: Sequence[Event], ring: int = 0) -> Iterator[tuple[int, i
         for item in [*event["inputs"], *event["outputs"]]
         for size in item[1]
     }
+    taken |= {size - 1 for size in taken}
     for capacity, rung in _ABOVE:
         lower = prime_from(max(rung, ring + 1), taken)
-        yield prime_from(max(capacity, lower + 1), taken | {lower}), lower
+        yield prime_from(max(capacity, lower + 1), taken | {lower, lower + 1}), lower
 
 
 def in_symbols(tracer: StepTracer) -> Callable[[Event], Event]:

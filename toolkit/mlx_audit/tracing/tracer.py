@@ -24,7 +24,7 @@ from mlx_audit.errors import MlxAuditError
 from mlx_audit.tracing.constants import dtype_name, read_constant
 from mlx_audit.tracing.graph import Graph, Leaf, Node, Value
 from mlx_audit.tracing.host_reads import watched
-from mlx_audit.tracing.layout import largest_ring, leaves_of, prime_from
+from mlx_audit.tracing.layout import axes_of, largest_ring, leaves_of, prime_from
 from mlx_audit.tracing.paths import short_path
 from mlx_audit.tracing.rewrites import Bounds
 
@@ -78,9 +78,10 @@ class StepTracer:
         """Reads of a traced value that the last trace's forward tried, as `file:line: read`."""
         self.ring = largest_ring(model)
         """Slots of the largest ring of the model's own caches; 0 without one."""
-        rung = rung or prime_from(max(PRIME_RUNG, self.ring + _BEYOND_RING))
+        taken = axes_of(model)
+        rung = rung or prime_from(max(PRIME_RUNG, self.ring + _BEYOND_RING), taken)
         self._rewritten: list[str] = []
-        self.capacity = capacity or prime_from(max(PRIME_CAPACITY, 2 * rung - 2 * _BEYOND_RING))
+        self.capacity = capacity or prime_from(max(PRIME_CAPACITY, 2 * rung - 2 * _BEYOND_RING), taken)
         self.batch_size = batch_size
         self.rung = min(rung, self.capacity)
         caches = provider.new_fixed_capacity_cache(self.capacity, batch_size=batch_size)
