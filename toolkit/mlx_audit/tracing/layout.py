@@ -30,7 +30,8 @@ def prime_from(start: int, taken: Collection[int] = ()) -> int:
 
 def axes_of(model: nn.Module) -> set[int]:
     """Return what capacity and rung must not be: sizes of the weights, and one less, since sinks add a key."""
-    sizes = {size for _, array in tree_flatten(model.parameters()) for size in array.shape}
+    parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    sizes = {size for _, array in parameters for size in array.shape}
     return sizes | {size - 1 for size in sizes}
 
 
