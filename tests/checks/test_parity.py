@@ -262,7 +262,6 @@ def test_no_false_alarm_on_random_healthy_models(config: dict[str, Any], seed: i
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(settings.default.max_examples < 1000, reason="--hypothesis-profile=nightly")
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(configurations(), st.integers(0, 2**31 - 1))
 def test_no_false_alarm_on_a_thousand_healthy_models(config: dict[str, Any], seed: int) -> None:

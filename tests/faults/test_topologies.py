@@ -12,24 +12,11 @@ from mlx_audit.audit.planting import traits_of
 from mlx_audit.audit.request import Options, Request
 from mlx_audit.checks.subject import Subject
 from mlx_audit.faults.topologies import TOPOLOGIES, Topology
-from mlx_audit.models.target import Target, resolve_target
 
 
 def subject_of(topology: Topology, **changes: Any) -> Subject:
     """Return the healthy subject of a stack."""
-    if topology.file is None:
-        target = resolve_target(topology.family)
-    else:
-        target = Target(
-            topology.name,
-            "file",
-            topology.name,
-            None,
-            file=topology.file,
-            config=topology.config,
-            config_name="t",
-        )
-    entries = make_plan(Request.of(target, Options())).entries
+    entries = make_plan(Request.of(topology.target(), Options())).entries
     found = next(
         entry.subject
         for entry in entries

@@ -85,7 +85,6 @@ def _default_stacks(names: list[str], once: bool) -> list[Stack]:
     from mlx_audit.audit.request import Options, Request
     from mlx_audit.faults import FAULTS
     from mlx_audit.faults.topologies import TOPOLOGIES
-    from mlx_audit.models.target import Target, resolve_target
 
     stacks, seen = [], set[str]()
     for topology in TOPOLOGIES:
@@ -97,20 +96,7 @@ def _default_stacks(names: list[str], once: bool) -> list[Stack]:
             and not (once and name in seen)
         ]
         seen |= set(chosen)
-        if topology.file is not None:
-            config = dict(topology.config)
-            target = Target(
-                topology.name,
-                "file",
-                topology.name,
-                None,
-                file=topology.file,
-                config=config,
-                config_name="tiny",
-            )
-        else:
-            target = resolve_target(topology.family)
-        request = Request.of(target, Options()).model_copy(update={"text": topology.name})
+        request = Request.of(topology.target(), Options()).model_copy(update={"text": topology.name})
         variant = topology.variant or None
         stacks.append(Stack(topology.name, request, variant, tuple(chosen), topology.unsound))
     return stacks

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlx_audit.models.target import Target, resolve_target
+
 _HERE = Path(__file__).parent
 _LLAMA: Mapping[str, Any] = {
     "model_type": "llama",
@@ -45,6 +47,14 @@ class Topology:
     file: Path | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     unsound: Mapping[str, str] = field(default_factory=dict)
+
+    def target(self) -> Target:
+        """Return what to audit: the family, of which `variant` is meant, or the model file with its configuration."""
+        if self.file is None:
+            return resolve_target(self.family)
+        return Target(
+            self.name, "file", self.name, None, file=self.file, config=dict(self.config), config_name="tiny"
+        )
 
 
 def _of_family(name: str, family: str, variant: str, traits: str) -> Topology:
