@@ -22,9 +22,9 @@ from mlx_audit.audit.events import (
 )
 from mlx_audit.audit.exit_codes import UNDECIDED
 from mlx_audit.audit.request import Request
-from mlx_audit.errors import MlxAuditError
+from mlx_audit.errors import MlxAuditError, storable
 from mlx_audit.evidence.digests import file_digest, model_digest, toolkit_digest
-from mlx_audit.evidence.results import CheckResult, ClaimResult, Environment, Result
+from mlx_audit.evidence.results import CheckResult, ClaimResult, Environment, Result, VerdictName
 from mlx_audit.evidence.verdict import Verdict, decide
 from mlx_audit.manifests import load_manifest
 
@@ -146,6 +146,23 @@ class Assembly:
     def ready(self) -> bool:
         """Whether the child has done its imports, and so knows the secret of its channel."""
         return self._ready
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the model's code is being imported for the first time."""
+        return self._ready and self.planned is None and not self.request.unloadable
+
+    def reading(self, how: str, last_line: str) -> Assembly:
+        """Begin anew with a model that could not be loaded: only its source is looked at.
+
+        Args:
+            how: How the process ended, such as `the process ended with exit status 0`.
+            last_line: The last line that it wrote to stderr.
+        """
+        reason = f"{how} {self._phase()}" + (f": {last_line}" if last_line else "")
+        self.request = self.request.model_copy(update={"unloadable": storable(reason)})
+        self._ready = False
+        return self
 
     @property
     def environment(self) -> Environment | None:
@@ -307,7 +324,9 @@ class Assembly:
         ]
 
     def _unplanned(self, subject: PlannedSubject) -> Result:
-        return self._make(subject, Verdict("not-capable", self._death), [], self._seconds.get(0, 0.0))
+        # A reader that dies has refuted nothing; whoever else wrote to the channel meant to deceive.
+        name: VerdictName = "undecided" if self.request.unloadable else "not-capable"
+        return self._make(subject, Verdict(name, self._death), [], self._seconds.get(0, 0.0))
 
 
 def _is_sound(plan: Planned) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,13 +16,14 @@ from mlx_audit.audit.planting import subjects
 from mlx_audit.audit.request import Options, Planting, Request
 from mlx_audit.checks.base import Check, all_checks
 from mlx_audit.checks.profiles import PROFILES
-from mlx_audit.checks.subject import Subject
+from mlx_audit.checks.subject import Source, Subject
 from mlx_audit.errors import TargetError
 from mlx_audit.evidence.results import TIERS, Tier, VerdictName
 from mlx_audit.faults import Fault
 from mlx_audit.manifests import Manifest, load_configuration
+from mlx_audit.manifests.modules import module_file
 from mlx_audit.models.build import declared_arguments, resolve_arguments
-from mlx_audit.models.modules import import_file, import_model
+from mlx_audit.models.modules import import_file, import_model, import_patched
 from mlx_audit.models.rope import rope_kind, tiny_name, with_rope
 from mlx_audit.models.target import Target
 from mlx_audit.models.tiny import shrink
@@ -42,6 +44,7 @@ class Entry:
         after: An entry whose results count as prerequisites here.
         fault: What is planted while the checks run.
         alone: Whether each check is run as if none had been before it.
+        source: What can be read of a model that cannot be run.
     """
 
     planned: PlannedSubject
@@ -51,6 +54,11 @@ class Entry:
     after: int | None = None
     fault: Fault | None = None
     alone: bool = False
+    source: Source | None = None
+
+
+Modules = tuple[ModuleType, ModuleType | None]
+"""A model's module; and as it is without the patch, where it is patched."""
 
 
 @dataclass
@@ -70,11 +78,17 @@ def make_plan(request: Request) -> Plan:
     target = request.target()
     if request.planting is not None:
         return _planting(request.model_copy(update={"planting": None}), request.planting)
+    if target.manifest is not None and (unmet := unmet_requirements(target.manifest.requires)):
+        return _blocked(target, request.options, unmet)
+    if request.unloadable:
+        return _blocked(target, request.options, request.unloadable)
+    try:
+        modules = _modules(target)
+    except TargetError as error:
+        return _blocked(target, request.options, str(error))
     if target.manifest is None:
-        return _without_manifest(target, request.options)
-    if unmet := unmet_requirements(target.manifest.requires):
-        return _blocked(target.manifest, request.options, unmet)
-    planner = _Planner(target, target.manifest, _module(target), request.options)
+        return _without_manifest(target, modules, request.options)
+    planner = _Planner(target, target.manifest, modules, request.options)
     return planner.given() if target.config is not None else planner.family()
 
 
@@ -105,10 +119,10 @@ def _planting(request: Request, planting: Planting) -> Plan:
 class _Planner:
     """Plans a target that a manifest declares."""
 
-    def __init__(self, target: Target, manifest: Manifest, module: ModuleType, options: Options) -> None:
+    def __init__(self, target: Target, manifest: Manifest, modules: Modules, options: Options) -> None:
         self.target = target
         self.manifest = manifest
-        self.module = module
+        self.module, self.original = modules
         self.options = options
         self.resolved: dict[str, Any] = {}
         self.configurations = self._configurations()
@@ -205,6 +219,8 @@ class _Planner:
             rope=kind,
             main=main,
             checkpoint=self.target.folder if name == self.target.config_name else None,
+            original=self.original,
+            overlay=self.target.overlay,
             **_amounts(self.options),
         )
         planned = PlannedSubject(
@@ -268,10 +284,10 @@ class _Planner:
                 yield name, config, arguments
 
 
-def _without_manifest(target: Target, options: Options) -> Plan:
+def _without_manifest(target: Target, modules: Modules, options: Options) -> Plan:
     """One subject: the given configuration, and its shrunk form for the numeric tier."""
     config, name = dict(target.config or {}), target.config_name or "given"
-    module = _module(target)
+    module, original = modules
     subject = Subject(
         target.family,
         "default",
@@ -282,25 +298,43 @@ def _without_manifest(target: Target, options: Options) -> Plan:
         exactness="",
         rope=rope_kind(resolve_arguments(module, config)),
         checkpoint=target.folder,
+        original=original,
+        overlay=target.overlay,
         **_amounts(options),
     )
     return Plan([_entry(PlannedSubject(variant="default", configuration=name), subject, TIERS, options)])
 
 
-def _blocked(manifest: Manifest, options: Options, reason: str) -> Plan:
-    """One subject a variant, of which nothing can be run."""
-    plan = Plan(skipped=[f"{name}: {reason}" for name in manifest.configurations])
-    for name, variant in manifest.variants.items():
-        planned = PlannedSubject(
+def _blocked(target: Target, options: Options, reason: str) -> Plan:
+    """What would be audited, of which nothing can be run; only the source is read."""
+    left_out = target.manifest.configurations if target.manifest is not None else []
+    plan = Plan(skipped=[f"{name}: {reason}" for name in left_out])
+    for planned in _names(target):
+        entry = _entry(planned, None, TIERS, options)
+        entry.blocked, entry.source = reason, _source(target)
+        plan.entries.append(entry)
+    return plan
+
+
+def _names(target: Target) -> list[PlannedSubject]:
+    manifest = target.manifest
+    if manifest is None or target.config is not None:
+        return [PlannedSubject(variant="default", configuration=target.config_name or "given")]
+    return [
+        PlannedSubject(
             variant=name,
             configuration="tiny",
             claimed=variant.claims.compiled_decode,
             limits=variant.limits,
         )
-        entry = _entry(planned, None, TIERS, options)
-        entry.blocked = reason
-        plan.entries.append(entry)
-    return plan
+        for name, variant in manifest.variants.items()
+    ]
+
+
+def _source(target: Target) -> Source:
+    """The file that a target's model is made of, which need not be importable."""
+    file = target.overlay.get(target.module or "") or target.file or module_file(Path(), target.module or "")
+    return Source(file or Path(), target.overlay)
 
 
 def _entry(
@@ -314,11 +348,13 @@ def _entry(
     return Entry(planned, subject, checks)
 
 
-def _module(target: Target) -> ModuleType:
-    if target.file is not None:
-        return import_file(target.file)
-    assert target.module is not None, "a target has a module or a file"
-    return import_model(target.module)
+def _modules(target: Target) -> Modules:
+    place: str | Path | None = target.file or target.module
+    assert place is not None, "a target has a module or a file"
+    if target.overlay:
+        original, patched = import_patched(place, target.overlay)
+        return patched, original
+    return (import_file(place) if isinstance(place, Path) else import_model(place)), None
 
 
 def _amounts(options: Options) -> dict[str, Any]:

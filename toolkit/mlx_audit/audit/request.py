@@ -75,6 +75,10 @@ class Request(BaseModel):
     config_name: str | None
     config_path: Path | None
     options: Options
+    overlay: dict[str, Path] = Field(default_factory=dict)
+    """Patched sources that the model is made of, by module name or file."""
+    unloadable: str = ""
+    """Why the model's code is not to be run: it ended or held up the process that ran it."""
     planting: Planting | None = None
     """What to plant, where the faults and not the model are what is looked at."""
 
@@ -113,6 +117,7 @@ class Request(BaseModel):
             folder=self.folder,
             config=self.config,
             config_name=self.config_name,
+            overlay=self.overlay,
         )
 
 

@@ -201,7 +201,12 @@ class _Loop:
             how = f"the process was stopped after {self._timeout:g} s (time-out)"
         else:
             how = f"the process {death(job.child.end())}"
-        if not job.assembly.ended:
+        if job.assembly.ended:
+            return
+        if job.assembly.is_loading and not job.faulty:
+            # The model's code did not let itself be imported. A second child reads it without running it.
+            self._waiting.appendleft(job.assembly.reading(how, job.child.last_line))
+        else:
             job.assembly.died(how, job.child.where, job.child.last_line)
 
 

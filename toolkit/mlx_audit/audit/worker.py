@@ -22,10 +22,11 @@ from mlx_audit.audit.events import (
 from mlx_audit.audit.plan import Entry, make_plan
 from mlx_audit.audit.planting import planted_by_environment
 from mlx_audit.audit.request import Request
-from mlx_audit.checks.base import Check, execute
-from mlx_audit.errors import MlxAuditError, storable
+from mlx_audit.checks.base import Check, execute, execute_reading
+from mlx_audit.checks.subject import Subject
+from mlx_audit.errors import MlxAuditError, TargetError, storable
 from mlx_audit.evidence.environment import environment
-from mlx_audit.evidence.results import CheckResult
+from mlx_audit.evidence.results import CheckResult, Status
 from mlx_audit.faults import DoesNotApply, planted
 
 Emit = Callable[[Event], None]
@@ -82,18 +83,36 @@ def _subject(
     """
     started = time.perf_counter()
     emit(SubjectStarted(subject=index))
-    done, ran = dict(before), False
+    done, ran, why_not = dict(before), False, ""
     for check in entry.checks:
         emit(CheckStarted(subject=index, code=check.code))
         # Inside the check, so that a crash or a hang is put down to it.
         if check.tier != "static" and not ran and entry.subject is not None:
             ran = True
             if entry.planned.claimed != "undecided" and not entry.alone:
-                require_runs(entry.subject)
-        done[check.code] = _check(check, entry, {} if entry.alone else done)
+                why_not = _cannot_run(entry.subject, done)
+        if why_not:
+            done[check.code] = _result(check, "not-run", why_not)
+        else:
+            done[check.code] = _check(check, entry, {} if entry.alone else done)
         emit(CheckFinished(subject=index, check=done[check.code]))
     emit(SubjectFinished(subject=index, seconds=round(time.perf_counter() - started, 3)))
     return done
+
+
+def _cannot_run(subject: Subject, done: Mapping[str, CheckResult]) -> str:
+    """Return why the model cannot run, where reading it has shown a fault already; empty where it runs.
+
+    Raises:
+        TargetError: it cannot run, and nothing else is known of it.
+    """
+    try:
+        require_runs(subject)
+    except TargetError as error:
+        if all(result.status != "fail" for result in done.values()):
+            raise
+        return storable(error)
+    return ""
 
 
 def _reproduce(index: int, entry: Entry, results: Mapping[str, CheckResult], emit: Emit) -> None:
@@ -109,20 +128,22 @@ def _left_out(index: int, entry: Entry, reason: str, emit: Emit) -> dict[str, Ch
     done = {}
     for check in entry.checks:
         emit(CheckStarted(subject=index, code=check.code))
-        done[check.code] = CheckResult(
-            code=check.code, name=check.name, tier=check.tier, status="not-applicable", reason=reason
-        )
+        done[check.code] = _result(check, "not-applicable", reason)
         emit(CheckFinished(subject=index, check=done[check.code]))
     emit(SubjectFinished(subject=index, seconds=0.0))
     return done
 
 
+def _result(check: Check, status: Status, reason: str) -> CheckResult:
+    return CheckResult(code=check.code, name=check.name, tier=check.tier, status=status, reason=reason)
+
+
 def _check(check: Check, entry: Entry, done: Mapping[str, CheckResult]) -> CheckResult:
     if entry.subject is None:
-        return CheckResult(
-            code=check.code, name=check.name, tier=check.tier, status="not-run", reason=entry.blocked
-        )
-    result = execute(check, entry.subject, done, locate=not entry.alone)
+        assert entry.source is not None, "what cannot be run can be read"
+        result = execute_reading(check, entry.source, entry.blocked)
+    else:
+        result = execute(check, entry.subject, done, locate=not entry.alone)
     where = storable(result.where) if result.where is not None else None
     text = {"reason": storable(result.reason), "where": where}
     return result.model_copy(update={"figures": plain(result.figures), **text})

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mlx_audit.checks.subject import Subject
+from mlx_audit.checks.subject import Source, Subject
 from mlx_audit.errors import MlxAuditError, NotCompileCapable, describe
 from mlx_audit.evidence.digests import mlx_lm_models
 from mlx_audit.evidence.results import CheckResult, Status, Tier
@@ -64,6 +64,9 @@ class Check(ABC):
     repeated: ClassVar[bool] = True
     """Whether it is run again for each RoPE kind, or decided once, on the variant's main configuration."""
 
+    by_reading: ClassVar[bool] = False
+    """Whether the model's source alone decides it: `read` is asked where the model cannot be run."""
+
     @property
     def name(self) -> str:
         """What must hold, as a short sentence without a full stop."""
@@ -77,6 +80,10 @@ class Check(ABC):
     def not_applicable(self, subject: Subject) -> str | None:
         """Return why the claim says nothing about the subject, or None where it does."""
         return None
+
+    def read(self, source: Source) -> Figures:
+        """Check the claim on the source alone, where `by_reading` is set; raises what `run` does."""
+        raise NotRun("the source alone does not decide this")
 
     @abstractmethod
     def run(self, subject: Subject) -> Figures:
@@ -107,6 +114,31 @@ def all_checks() -> tuple[Check, ...]:
 
 
 _TIER_ORDER: Mapping[Tier, int] = {"static": 0, "trace": 1, "numeric": 2, "checkpoint": 3}
+
+
+def execute_reading(check: Check, source: Source, why_not: str) -> CheckResult:
+    """Run one check of a model that cannot be run, and return its result.
+
+    Args:
+        check: What to run.
+        source: The model's code.
+        why_not: Why the model cannot be run: the reason of each check that needs it.
+    """
+    found: dict[str, Any]
+    try:
+        if not check.by_reading:
+            raise NotRun(why_not)
+        found = {"status": "pass", "figures": check.read(source)}
+    except NotRun as reason:
+        found = {"status": "not-run", "reason": str(reason)}
+    except CheckFailed as failure:
+        found = {
+            "status": "fail",
+            "reason": failure.reason,
+            "where": failure.where,
+            "figures": failure.figures,
+        }
+    return CheckResult(code=check.code, name=check.name, tier=check.tier, **found)
 
 
 def execute(
@@ -191,6 +223,6 @@ def _innermost(error: BaseException) -> str:
 def _in_model(error: BaseException, subject: Subject) -> bool:
     """Return whether the error came out of model code: then it says something about the subject."""
     models = mlx_lm_models().parent
-    file = Path(subject.module.__file__ or "")
+    files = {Path(subject.module.__file__ or ""), *subject.overlay.values()}
     paths = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    return any(path == file or path.is_relative_to(models) for path in paths)
+    return any(path in files or path.is_relative_to(models) for path in paths)

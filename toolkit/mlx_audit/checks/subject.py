@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,10 +21,33 @@ from mlx_audit.manifests import CacheSpec
 from mlx_audit.models.build import build_lazy, build_tiny, resolve_arguments
 from mlx_audit.models.checkpoint import Checkpoint
 from mlx_audit.models.live import flat_specs
+from mlx_audit.source import SourceReport, read_source
 from mlx_audit.tracing import StepTracer, TraceProof, prove
 
 _REORDER = ("rotating", "chunked", "quantized")
 """Kinds whose keys may stand in another order than eager decoding's."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's code as text.
+
+    Attributes:
+        file: The model file.
+        overlay: Patched sources that are read in place of the installed ones.
+    """
+
+    file: Path
+    overlay: Mapping[str, Path] = field(default_factory=dict)
+
+    def report(self) -> SourceReport:
+        """Return who reads the position, and how; each file is read once."""
+        return _report(self.overlay.get(str(self.file), self.file), tuple(sorted(self.overlay.items())))
+
+
+@cache
+def _report(file: Path, overlay: tuple[tuple[str, Path], ...]) -> SourceReport:
+    return read_source(file, dict(overlay))
 
 
 @dataclass
@@ -43,6 +66,8 @@ class Subject:
         rope: RoPE kind of both configurations.
         main: Whether this is the variant's main configuration: on others, the numeric tier is a single pass.
         checkpoint: Folder or GGUF file with real weights, or None.
+        original: The model module without its patch, where it is patched.
+        overlay: The patched sources.
     """
 
     family: str
@@ -58,9 +83,16 @@ class Subject:
     rope: str = "default"
     main: bool = True
     checkpoint: Path | None = None
+    original: ModuleType | None = None
+    overlay: Mapping[str, Path] = field(default_factory=dict)
     profile: str = "quick"
     dtype: str = "float32"
     seed: int = 0
+
+    @property
+    def source(self) -> Source:
+        """The model's code as text."""
+        return Source(Path(self.module.__file__ or ""), self.overlay)
 
     @property
     def amounts(self) -> Profile:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mlx_audit.audit.inspected import Inspection
+    from mlx_audit.models.target import Target as ResolvedTarget
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="A family, manifest, model .py file, or checkpoint.")
@@ -27,25 +28,40 @@ _LABEL = 36
 
 
 def inspect(target: Target, config: Config = None, json: Json = False, timeout: Timeout = 600.0) -> int:
-    """Show the topology as a layer strip, the cost of a step, and what a trace finds; nothing is judged."""
-    from mlx_audit.audit.inspecting import inspect_in_child
-    from mlx_audit.audit.request import Options, Request
+    """Show who reads the position, the topology as a layer strip, and what a trace finds; nothing is judged.
+
+    The source of a model file, or of a family without a manifest, is read without --config too.
+    """
+    from mlx_audit.cli import _source
     from mlx_audit.models.target import resolve_target
 
     _choices.seconds("--timeout", timeout)
-    resolved = resolve_target(_choices.target(target), config)
-    request = Request.of(resolved, Options(tiers=["static", "trace"]), config)
+    resolved = resolve_target(_choices.target(target), config, bare=True)
+    source = _source.read(resolved)
+    if not json:
+        _source.show(_console.stdout(), source)
+    inspections = _inspections(resolved, config, timeout)
+    if json:
+        shown = [item.to_dict() for item in inspections]
+        _console.print_json({"target": target, "source": _source.to_dict(source), "inspections": shown})
+    for item in [] if json else inspections:
+        _show(_console.stdout(), item)
+    return 0
+
+
+def _inspections(target: ResolvedTarget, config: Path | None, timeout: float) -> list[Inspection]:
+    from mlx_audit.audit.inspecting import inspect_in_child
+    from mlx_audit.audit.request import Options, Request
+
+    if target.manifest is None and target.config is None:
+        _console.note("the source alone: name a configuration with --config to see caches, costs and a trace")
+        return []
+    request = Request.of(target, Options(tiers=["static", "trace"]), config)
     inspections, printed = inspect_in_child(request, timeout)
     # What the model's code prints must not mix with the answer.
     for line in printed.splitlines():
         _console.note(line)
-    if json:
-        _console.print_json({"target": target, "inspections": [item.to_dict() for item in inspections]})
-    else:
-        console = _console.stdout()
-        for item in inspections:
-            _show(console, item)
-    return 0
+    return inspections
 
 
 def _show(console: Console, item: Inspection) -> None:

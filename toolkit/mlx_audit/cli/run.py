@@ -154,7 +154,7 @@ def _report(outcomes: list[Outcome], options: Options, json: str | None, record:
     console = _console.stderr() if json == "-" else _console.stdout()
     _render.show_outcomes(console, outcomes, partial=options.partial)
     if json is not None:
-        _write_json(json, outcomes)
+        write_json(json, outcomes)
     for outcome in outcomes:
         if outcome.failed is not None:
             _console.note(f"error: {outcome.failed.message}")
@@ -177,7 +177,7 @@ def _is_empty(result: Result) -> bool:
     return not result.checks and result.verdict == "undecided"
 
 
-def _write_json(file: str, outcomes: list[Outcome]) -> None:
+def write_json(file: str, outcomes: list[Outcome]) -> None:
     from mlx_audit.evidence.environment import environment
     from mlx_audit.evidence.records import write_atomically
     from mlx_audit.evidence.results import Results

@@ -8,6 +8,9 @@ import re
 import sys
 import traceback
 import zlib
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +18,10 @@ from typing import Any
 from mlx_audit.errors import TargetError, describe
 
 MODELS = "mlx_lm.models"
+
+Overlay = Mapping[str, Path]
+"""Sources to read in place of the installed ones: by module name, or by the path of a user's file."""
+
 _FILE_PREFIX = f"{MODELS}._mlx_audit_"
 
 
@@ -34,6 +41,47 @@ def import_model(module: str) -> ModuleType:
             found=describe(error),
             fix="install a newer mlx-lm",
         ) from error
+
+
+def import_patched(target: str | Path, overlay: Overlay) -> tuple[ModuleType, ModuleType]:
+    """Return a target's module as it is installed, and as it is with patched sources; for the rest of this process.
+
+    The installed files are not touched. What imports a patched module is imported anew, so that no half of a model is
+    the old one; the caches' own classes stay the same.
+
+    Args:
+        target: A module name, or a model file.
+        overlay: The patched sources.
+
+    Raises:
+        TargetError: one of the two cannot be imported.
+    """
+    original = import_file(target) if isinstance(target, Path) else import_model(target)
+    for name in [name for name in sys.modules if name.startswith(f"{MODELS}.") and name not in _KEPT]:
+        del sys.modules[name]
+        package = sys.modules[MODELS]
+        vars(package).pop(name.rpartition(".")[2], None)
+    sys.meta_path.insert(0, _Patched(overlay))
+    if isinstance(target, Path):
+        return original, import_file(overlay.get(str(target), target))
+    return original, import_model(target)
+
+
+_KEPT = frozenset(f"{MODELS}.{name}" for name in ("cache", "base"))
+"""Not imported anew: our caches stand in for the classes of the first, and the second knows them by these."""
+
+
+class _Patched(MetaPathFinder):
+    """Finds the patched source of a module before the installed one."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self.overlay = overlay
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        found = self.overlay.get(name)
+        return importlib.util.spec_from_file_location(name, found) if found is not None else None
 
 
 def import_file(path: Path) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ class Target:
         folder: The checkpoint, where the target is one: a folder, or a GGUF file.
         config: A configuration given with `--config` or found in the checkpoint.
         config_name: Its name in results.
+        overlay: Patched sources that the model is made of, by module name or file; empty for what is installed.
     """
 
     text: str
@@ -45,10 +46,16 @@ class Target:
     folder: Path | None = None
     config: Mapping[str, Any] | None = None
     config_name: str | None = None
+    overlay: Mapping[str, Path] = field(default_factory=dict)
 
 
-def resolve_target(text: str, config: Path | None = None) -> Target:
+def resolve_target(text: str, config: Path | None = None, *, bare: bool = False) -> Target:
     """Return what `text` names.
+
+    Args:
+        text: What the user typed.
+        config: What `--config` named.
+        bare: Whether a model's source alone will do, without a configuration.
 
     Raises:
         TargetError: nothing of that name, or a file or folder that cannot serve.
@@ -57,7 +64,7 @@ def resolve_target(text: str, config: Path | None = None) -> Target:
     given = load_configuration(config) if config is not None else None
     name = config.stem if config is not None else None
     if path.suffix == ".py":
-        return _file(text, path, given, name)
+        return _file(text, path, given, name, bare=bare)
     if path.suffix in (".yaml", ".yml"):
         manifest = load_manifest(path)
         return _of_manifest(text, "manifest", manifest, given, name)
@@ -70,7 +77,7 @@ def resolve_target(text: str, config: Path | None = None) -> Target:
     if path.is_dir():
         return _checkpoint(text, path, given)
     if _NAME.fullmatch(text) and _has_module(text):
-        if given is None:
+        if given is None and not bare:
             raise TargetError(
                 "no manifest declares this family, so it needs a configuration",
                 where=text,
@@ -111,10 +118,10 @@ def _of_manifest(
     )
 
 
-def _file(text: str, path: Path, config: Mapping[str, Any] | None, name: str | None) -> Target:
+def _file(text: str, path: Path, config: Mapping[str, Any] | None, name: str | None, *, bare: bool) -> Target:
     if not path.is_file():
         raise TargetError("there is no such model file", where=text)
-    if config is None:
+    if config is None and not bare:
         raise TargetError(
             "a model file needs a configuration", where=text, fix=f"mlx-audit run {text} --config config.json"
         )

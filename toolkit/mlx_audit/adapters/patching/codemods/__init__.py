@@ -1,0 +1,1 @@
+"""The codemods, one mechanism a file; `patch.codemods` finds them."""

@@ -1,0 +1,75 @@
+"""A patch of a target's source: which files it touches, and what the audit says of the patched model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mlx_audit.adapters.patching import PatchedSource, patch_source, unified_diff
+from mlx_audit.evidence.digests import mlx_lm_models
+from mlx_audit.evidence.results import Result
+from mlx_audit.models.target import Target
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A patched model: its own file first, then the helpers that its configuration needs mended."""
+
+    target: Target
+    sources: tuple[PatchedSource, ...]
+
+    @property
+    def diff(self) -> str:
+        """The whole patch; empty where there is nothing to mend."""
+        return unified_diff(*self.sources)
+
+    @property
+    def applied(self) -> list[str]:
+        """Names of the codemods that changed something."""
+        return list(dict.fromkeys(name for source in self.sources for name in source.applied))
+
+    @contextmanager
+    def written(self) -> Iterator[dict[str, Path]]:
+        """Write the patched files into a folder that lasts as long as the context, and yield the overlay."""
+        with TemporaryDirectory(prefix="mlx-audit-") as folder:
+            overlay = {}
+            for source in self.sources:
+                own = source.path == self.target.file
+                # Named as in mlx-lm, so that messages name a place in the patched model alike.
+                place = Path(folder) / (source.path.name if own else f"{source.module.replace('.', '/')}.py")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(source.after.encode())
+                overlay[str(source.path) if own else source.module] = place
+            yield overlay
+
+
+def make_patch(target: Target, unpatched: Iterable[Result]) -> Patch:
+    """Return the patch of a target.
+
+    Args:
+        target: What to patch.
+        unpatched: Its static audit, which names the files whose hazards this configuration has.
+
+    Raises:
+        TargetError: a file cannot be patched.
+    """
+    main = target.file or mlx_lm_models() / f"{(target.module or '').rpartition('.')[2]}.py"
+    named = {file for result in unpatched for check in result.checks for file in check.figures.get("files", ())}
+    helpers = sorted(Path(file) for file in named if Path(file) != main)
+    sources = [patch_source(main, "" if target.file else target.module or "")]
+    sources += [patch_source(file, f"mlx_lm.models.{file.stem}") for file in helpers]
+    return Patch(target, tuple(source for source in sources if source.before != source.after))
+
+
+def obstacles(results: Sequence[Result]) -> list[str]:
+    """Return the lines that stand in the way: `file:line:column CODE: what`, each once."""
+    found = [
+        f"{check.where} {check.code}: {check.reason}"
+        for result in results
+        for check in result.checks
+        if check.status == "fail" and check.code.startswith("SRC")
+    ]
+    return list(dict.fromkeys(found))

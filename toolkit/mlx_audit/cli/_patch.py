@@ -1,0 +1,136 @@
+"""`mlx-audit adapt --as patch`: the model's own source, mended, and audited before it is offered."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlx_audit.cli import _choices, _console
+from mlx_audit.errors import MlxAuditError, TargetError
+
+if TYPE_CHECKING:
+    from mlx_audit.audit.patches import Patch
+    from mlx_audit.audit.request import Options
+    from mlx_audit.audit.runner import Outcome
+    from mlx_audit.models.target import Target
+
+
+def adapt_as_patch(
+    target: str,
+    config: Path | None,
+    *,
+    check: Path | None = None,
+    output: Path | None = None,
+    profile: str = "quick",
+    json: str | None = None,
+    timeout: float = 600.0,
+) -> int:
+    """Write a unified diff of the model's source: exit 0 where the patched model is capable, 1 where it is not.
+
+    Args:
+        target, config: As `run` takes them.
+        check: A diff to compare with, in place of an audit.
+        output: Where the diff goes; stdout by default.
+        profile: How much the audit of the patched model does.
+        json: Where the results of the patched model go.
+        timeout: Seconds that an audit may take.
+    """
+    from mlx_audit.audit.patches import make_patch
+    from mlx_audit.audit.request import Options
+    from mlx_audit.models.target import resolve_target
+
+    resolved = resolve_target(_choices.target(target), config)
+    if output is not None:
+        _choices.output("--output", output)
+    before = _audited(resolved, config, Options(tiers=["static"]), timeout)
+    _console.note("as it is:")
+    _show(before, partial=True)
+    patch = make_patch(resolved, before.results)
+    if check is not None:
+        return _check(patch, check)
+    if not patch.sources:
+        _console.note(f"nothing to patch here; the verdict: mlx-audit run {target}")
+        return 0
+    with patch.written() as overlay:
+        after = _audited(resolved, config, Options(profile=profile), timeout, overlay)
+    _console.note(f"patched by {', '.join(patch.applied)}:")
+    _show(after, partial=False)
+    if json is not None:
+        from mlx_audit.cli.run import write_json
+
+        write_json(json, [after])
+    return _offer(patch, after, output)
+
+
+def _audited(
+    target: Target,
+    config: Path | None,
+    options: Options,
+    timeout: float,
+    overlay: dict[str, Path] | None = None,
+) -> Outcome:
+    from mlx_audit.audit.request import Request
+    from mlx_audit.audit.runner import run_audits
+    from mlx_audit.cli._progress import progress
+
+    request = Request.of(target, options, config).model_copy(update={"overlay": overlay or {}})
+    with progress() as listener:
+        outcome = run_audits([request], timeout=timeout, listener=listener)[0]
+    if outcome.failed is not None:
+        refused = TargetError(outcome.failed.message)
+        refused.exit_code = outcome.failed.exit_code
+        raise refused
+    return outcome
+
+
+def _show(outcome: Outcome, *, partial: bool) -> None:
+    from mlx_audit.cli import _render
+
+    _render.show_outcomes(_console.stderr(), [outcome], partial=partial)
+
+
+def _offer(patch: Patch, after: Outcome, output: Path | None) -> int:
+    """Write the diff where every configuration is capable; otherwise say what stands in the way."""
+    from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, UNDECIDED
+    from mlx_audit.audit.patches import obstacles
+    from mlx_audit.evidence.records import write_atomically
+
+    verdicts = {result.verdict for result in after.results}
+    if not verdicts <= {"capable", "limited"}:
+        for line in obstacles(after.results):
+            _console.note(f"no codemod mends {line}")
+        _console.note("the patch is not offered: the patched model is not proved")
+        return CLAIM_FAILED if "not-capable" in verdicts else UNDECIDED
+    if output is None:
+        print(patch.diff, end="")
+        return HOLDS
+    try:
+        write_atomically(output.absolute(), patch.diff)
+    except OSError as error:
+        raise MlxAuditError(
+            "the patch cannot be written", where=str(output), found=error.strerror
+        ) from error
+    own = patch.target.file is not None
+    folder = str(patch.sources[0].path.parent) if own else "the folder that holds mlx_lm/"
+    _console.note(f"wrote {output}; apply it in {folder}: patch -p1 < {output.name}")
+    return HOLDS
+
+
+def _check(patch: Patch, file: Path) -> int:
+    """Compare with a diff that was written before: 0 where it is the same, 1 where it is not."""
+    try:
+        written = file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MlxAuditError("the patch cannot be read", where=str(file), found=error) from error
+    if written == patch.diff:
+        _console.note(f"{file} is up to date")
+        return 0
+    if not patch.diff:
+        _console.note(f"{file} is applied already, or not needed: there is nothing to patch")
+        return 1
+    _console.note(f"{file} is out of date")
+    lines = difflib.unified_diff(written.splitlines(), patch.diff.splitlines(), str(file), "now", lineterm="")
+    print("\n".join(lines), file=sys.stderr)
+    return 1
