@@ -1,4 +1,4 @@
-"""Every command and every Python example of the documents is run, unless a comment before it says why not."""
+"""Every command and every Python example of the documents is run, unless a comment before it says why not, or when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlx_audit.audit.bench_chart import Chart, milliseconds, ratios
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(
-    r"(?P<skip><!-- skip: .+? -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL
+    r"(?P<mark><!-- (?P<kind>skip|nightly): .+? -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL
 )
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
@@ -27,9 +27,10 @@ def blocks(language: str, *, skipped: bool = False) -> list[object]:
     found = []
     for document in DOCUMENTS:
         for match in BLOCK.finditer(document.read_text(encoding="utf-8")):
-            if match["language"] == language and bool(match["skip"]) == skipped:
+            if match["language"] == language and (match["kind"] == "skip") == skipped:
                 line = document.read_text(encoding="utf-8")[: match.start()].count("\n") + 1
-                found.append(pytest.param(match["code"], id=f"{document.name}:{line}"))
+                marks = [pytest.mark.nightly] if match["kind"] == "nightly" else []
+                found.append(pytest.param(match["code"], id=f"{document.name}:{line}", marks=marks))
     return found
 
 

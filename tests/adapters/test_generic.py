@@ -14,11 +14,11 @@ from mlx_audit.adapters import (
     GenericAdapter,
     ModuleState,
     adapter_for,
-    live_kinds,
 )
 from mlx_audit.caches import FixedCapacityKVCache
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import NotCompileCapable
+from mlx_audit.manifests import CacheSpec
 from tiny_models import FAMILIES, raw, shared_model, tiny_model
 
 
@@ -89,17 +89,17 @@ def test_unknown_cache_class_is_refused_by_name() -> None:
             CompiledDecodeSession(model, 8, evidence="ignore")
     finally:
         type(model).make_cache = kept
-    assert live_kinds(model) == ["linear"] * 4
+    assert adapter_for(model, evidence="ignore").specs == [CacheSpec("linear")] * 4
 
 
 def test_another_number_of_caches_than_declared_is_refused() -> None:
     with pytest.raises(NotCompileCapable, match="4 caches; allowed: 3 as declared"):
-        GenericAdapter(shared_model(), ["linear"] * 3).new_fixed_capacity_cache(8)
+        GenericAdapter(shared_model(), [CacheSpec("linear")] * 3).new_fixed_capacity_cache(8)
 
 
-def test_a_kind_without_a_cache_is_refused() -> None:
-    with pytest.raises(NotCompileCapable, match="no fixed-capacity cache of this kind"):
-        GenericAdapter(shared_model(), ["nonsense"] * 4).new_fixed_capacity_cache(8)
+def test_a_kind_that_nothing_knows_is_refused() -> None:
+    with pytest.raises(NotCompileCapable, match=r"cache 0: .* no fixed-capacity form yet; found: nonsense"):
+        GenericAdapter(shared_model(), [CacheSpec("nonsense")] * 4)
 
 
 def test_a_declared_kind_must_be_that_of_the_live_cache() -> None:
@@ -110,8 +110,10 @@ def test_a_declared_kind_must_be_that_of_the_live_cache() -> None:
         type(model).make_cache,
     )
     try:
-        with pytest.raises(NotCompileCapable, match="RotatingKVCache"):
-            GenericAdapter(model, ["linear"] * 4).new_fixed_capacity_cache(8)
+        with pytest.raises(
+            NotCompileCapable, match=r"layer 0: .*found: rotating\(window=4, keep=0\); allowed: linear"
+        ):
+            GenericAdapter(model, [CacheSpec("linear")] * 4).new_fixed_capacity_cache(8)
     finally:
         type(model).make_cache = kept
 
@@ -119,7 +121,7 @@ def test_a_declared_kind_must_be_that_of_the_live_cache() -> None:
 def test_topology_comes_from_the_manifest_where_evidence_is_required() -> None:
     adapter = adapter_for(shared_model("qwen2"))
     assert isinstance(adapter, GenericAdapter)
-    assert adapter.kinds == ["linear"] * 4
+    assert adapter.specs == [CacheSpec("linear")] * 4
 
 
 def test_a_model_that_no_manifest_declares_is_refused() -> None:

@@ -19,7 +19,9 @@ def test_a_real_family_is_capable(family: str) -> None:
     assert decide(list(all_results(healthy(family)).values())).name == "capable"
 
 
-@pytest.mark.parametrize("mutation", HEALTHY)
+@pytest.mark.parametrize(
+    "mutation", [HEALTHY[0], *(pytest.param(name, marks=pytest.mark.nightly) for name in HEALTHY[1:])]
+)
 def test_a_clean_copy_is_capable(mutation: str, tmp_path: Path) -> None:
     module = mutated(tmp_path, *MUTATIONS[mutation])
     assert decide(list(all_results(new_subject(module=module)).values())).name == "capable"

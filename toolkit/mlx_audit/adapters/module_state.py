@@ -217,7 +217,8 @@ class ModuleState:
         """Give every array its old content back, at no cost: the old content is shared, not copied."""
         for container, key, array, old in self._arrays:
             if array.shape == old.shape and array.dtype == old.dtype:
-                array[...] = old
+                # With an ellipsis MLX would squeeze and broadcast what begins with axes of 1: two nodes at each step.
+                array[slice(None) if array.ndim else ...] = old
             else:
                 container[key] = old
 

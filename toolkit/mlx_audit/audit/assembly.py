@@ -81,6 +81,8 @@ class Assembly:
                 self._found = [{} for _ in event.subjects]
                 # Now, while the child works: it takes a while.
                 self._digests = self._current_digests()
+                if event.adapter:
+                    self._digests["adapter"] = event.adapter
             case SubjectStarted():
                 self._subject, self._started = event.subject, time.monotonic()
             case CheckStarted():

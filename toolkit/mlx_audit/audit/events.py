@@ -52,6 +52,8 @@ class Planned(_Event):
     subjects: list[PlannedSubject]
     skipped: list[str] = Field(default_factory=list)
     """Published configurations that are left out, each with the reason."""
+    adapter: str = ""
+    """Digest of the registered adapter that makes the caches; empty where the generic one does."""
 
 
 class SubjectStarted(_Event):

@@ -10,7 +10,7 @@ from mlx_audit.audit.request import Request
 from mlx_audit.checks.base import CheckFailed
 from mlx_audit.checks.subject import Subject
 from mlx_audit.checks.trace import EveryAttentionMasked
-from mlx_audit.errors import MlxAuditError, storable
+from mlx_audit.errors import MlxAuditError, TargetError, storable
 from mlx_audit.manifests import CacheSpec
 from mlx_audit.models.build import declared_arguments
 from mlx_audit.models.live import leaves, live_specs
@@ -22,8 +22,15 @@ CAPACITIES = (1024, 8192, 32768, 131072)
 
 
 def inspect_request(request: Request) -> list[Inspection]:
-    """Return one inspection a variant: of the given configuration, else the first published one, else `tiny`."""
+    """Return one inspection a variant: of the given configuration, else the first published one, else `tiny`.
+
+    Raises:
+        TargetError: the model cannot be run here.
+    """
     target, plan = request.target(), make_plan(request)
+    for entry in plan.entries:
+        if entry.blocked:
+            raise TargetError(entry.blocked)
     return [_inspect(entry, entry.subject, target) for entry in _chosen(plan) if entry.subject is not None]
 
 

@@ -87,7 +87,14 @@ def record(outcome: Outcome, folder: Path) -> Path:
     manifest = load_manifest(outcome.request.manifest)
     environment = outcome.environment
     stable = [_stable(result) for result in claimed]
-    return write_record(make_record(manifest, stable, environment.backend, environment.mlx), folder)
+    made = make_record(manifest, stable, environment.backend, environment.mlx)
+    # The child that audited may have been started with other paths.
+    if any(result.digests.get("adapter") != made.digests.get("adapter") for result in claimed):
+        raise NotRecorded(
+            "no record was made: another adapter was audited than the one that serves the family here",
+            where=manifest.family,
+        )
+    return write_record(made, folder)
 
 
 def _is_claimed(result: Result) -> bool:

@@ -26,6 +26,7 @@ from mlx_audit.checks.base import Check, execute, execute_reading
 from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import MlxAuditError, TargetError, storable
 from mlx_audit.evidence.environment import environment
+from mlx_audit.evidence.registered import adapter_digest
 from mlx_audit.evidence.results import CheckResult, Status
 from mlx_audit.faults import DoesNotApply, planted
 
@@ -43,7 +44,8 @@ def audit(request: Request, emit: Emit) -> None:
 def _audit(request: Request, emit: Emit) -> None:
     plan = make_plan(request)
     subjects = [entry.planned for entry in plan.entries]
-    emit(Planned(environment=environment(), subjects=subjects, skipped=plan.skipped))
+    adapter = (adapter_digest(request.module) if request.module is not None else None) or ""
+    emit(Planned(environment=environment(), subjects=subjects, skipped=plan.skipped, adapter=adapter))
     results: list[dict[str, CheckResult]] = []
     everywhere, chosen = planted_by_environment(), dict[bool, int]()
     for index, entry in enumerate(plan.entries):

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from mlx_audit.caches import FixedCapacityCache, host_float, host_int
 from mlx_audit.checks.base import CheckFailed
-from mlx_audit.checks.content import content, leaves, readable, rounding
+from mlx_audit.checks.content import content, leaves, own_state, readable, rounding
 from mlx_audit.checks.parts import PartSpec, named_parts, parts_of
 from mlx_audit.checks.subject import Subject
 from mlx_audit.checks.tolerance import Tolerance, largest, largest_difference
@@ -26,11 +26,36 @@ def compare_states(subject: Subject, session: CompiledDecodeSession, natives: li
     """
     wanted = leaves(natives)
     parts = parts_of(session.caches, [PartSpec.of(native) for native in wanted])
-    own = leaves(cache.to_native() for cache in session.caches)
-    pairs = zip(parts, own, wanted, strict=True)
-    return max(
-        (_compare(subject.tolerance, part.name, got, want, label) for part, got, want in pairs), default=0.0
-    )
+    handed = [cache.to_native() for cache in session.caches]
+    pairs = zip(parts, leaves(handed), wanted, strict=True)
+    worst = [_compare(subject.tolerance, part.name, got, want, label) for part, got, want in pairs]
+    for index, (got, want) in enumerate(zip(handed, natives, strict=True)):
+        worst.append(_compare_own(subject.tolerance, f"caches[{index}]", got, want, label))
+    return max(worst, default=0.0)
+
+
+def _compare_own(tolerance: Tolerance, name: str, own: Any, native: Any, label: str) -> float:
+    """Compare two caches of the model's own class by what that class says, not by the parts that stand for it."""
+    got, want = own_state(own), own_state(native)
+    if got is None or want is None:
+        return 0.0
+    forms = [
+        [None if array is None else (array.shape, array.dtype) for array in arrays] for arrays in (got, want)
+    ]
+    if forms[0] != forms[1]:
+        raise CheckFailed(f"{name} holds {forms[0]} at {label}, eager holds {forms[1]}")
+    worst = 0.0
+    for index, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        if mine is None or theirs is None:
+            continue
+        if not _same(tolerance, mine, theirs, 0.0):
+            raise CheckFailed(
+                f"{name} differs from eager's at {label}, array {index} of its state, by "
+                f"{largest_difference(mine, theirs):.3g}",
+                where=f"{label}, {name}, array {index}",
+            )
+        worst = max(worst, largest_difference(mine, theirs))
+    return worst
 
 
 def _compare(tolerance: Tolerance, name: str, own: Any, native: Any, label: str) -> float:

@@ -17,11 +17,20 @@ from mlx_lm.models.cache import (
 
 
 def leaves(natives: Iterable[Any]) -> list[Any]:
-    """Return the caches that entries consist of, in order: themselves, or those inside composite ones."""
+    """Return the caches that entries consist of, in order: themselves, or those inside composite ones.
+
+    A class of the model's own may say what it holds, as CacheList does.
+    """
     found: list[Any] = []
     for native in natives:
-        found += leaves(native.caches) if isinstance(native, CacheList) else [native]
+        parts = getattr(native, "caches", None)
+        found += [native] if parts is None else leaves(parts)
     return found
+
+
+def own_state(native: Any) -> list[mx.array | None] | None:
+    """Return all that a cache of the model's own class holds, as it says itself; None for a class of mlx-lm's."""
+    return None if type(native).__module__ == KVCache.__module__ else list(native.state)
 
 
 def content(native: Any) -> list[mx.array]:

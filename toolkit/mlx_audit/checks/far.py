@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,8 @@ from mlx_lm.models.cache import ArraysCache, QuantizedKVCache
 
 from mlx_audit.adapters import adapter_for
 from mlx_audit.caches import FixedCapacityCache
-from mlx_audit.checks.content import content, leaves
+from mlx_audit.checks.content import content, leaves, own_state
+from mlx_audit.checks.parts import specs_of
 from mlx_audit.checks.runs import Comparer, Eager, teacher_tokens
 from mlx_audit.checks.stand_ins import stand_ins_for
 from mlx_audit.checks.subject import Subject
@@ -20,7 +22,10 @@ from mlx_audit.decode.ladder import rung_for
 from mlx_audit.evidence.environment import backend
 from mlx_audit.models.live import flat_specs
 
-_BEGINNING, _STEPS = 3, 3
+_BEGINNING = 3
+STEPS = 3
+"""Steps at each far position."""
+
 _LOUD = 4.0
 """Size of random keys and values: among so many, small ones would drown what a step adds."""
 
@@ -47,21 +52,45 @@ def compare_far(subject: Subject, positions: Sequence[int]) -> list[int]:
 
 
 def _one(subject: Subject, position: int) -> None:
-    tokens = teacher_tokens(subject, _BEGINNING + _STEPS, stream=22)
+    beginning = _beginning(subject, position)
+    tokens = teacher_tokens(subject, beginning + STEPS, stream=22)
     eager, comparer = Eager(subject.model), Comparer(subject.tolerance)
-    eager.feed(tokens[:_BEGINNING])
-    _fill(eager.cache, position - _BEGINNING)
-    capacity = position + _STEPS + 1
+    eager.feed(tokens[:beginning])
+    capacity = position + STEPS + 1
     empty = adapter_for(subject.model, evidence="ignore").new_fixed_capacity_cache(capacity)
+    eager.cache = _filled(eager.cache, empty, position - beginning)
     caches = [cache.refilled(native) for cache, native in zip(empty, eager.cache, strict=True)]
-    step = DecodeStep(subject.model, caches).at_rung(rung_for(position + _STEPS, capacity))
+    step = DecodeStep(subject.model, caches).at_rung(rung_for(position + STEPS, capacity))
     compiled, state = mx.compile(step), [cache.state for cache in caches]
-    for number, token in enumerate(tokens[_BEGINNING:], start=1):
+    for number, token in enumerate(tokens[beginning:], start=1):
         label = f"step {number} at the far position {position}, {subject.dtype}"
         logits, state = compiled(step.parameters(), state, mx.array([token], mx.int32))
         comparer.check(logits, eager.feed([token]), label)
     after = [cache.with_state(arrays) for cache, arrays in zip(caches, state, strict=True)]
     _compare_written(comparer, after, eager.cache, f"the far position {position}, {subject.dtype}")
+
+
+def _beginning(subject: Subject, position: int) -> int:
+    """Return how many tokens are read: with pooled entries one group more, and as many of the open group as then."""
+    period = lcm(*(spec.ratio for spec in specs_of(subject)))
+    return _BEGINNING + (position - _BEGINNING) % period + (period if period > 1 else 0)
+
+
+@dataclass
+class _Parts:
+    """A cache of the model's own class, as its parts."""
+
+    caches: list[Any]
+
+
+def _filled(natives: Sequence[Any], empty: Sequence[FixedCapacityCache], count: int) -> list[Any]:
+    """Return caches with `count` random keys and values more; one of the model's own class is made anew."""
+    parts = [_Parts(leaves([native])) for native in natives]
+    _fill([leaf for own in parts for leaf in own.caches], count)
+    return [
+        native if own_state(native) is None else cache.refilled(own).to_native()
+        for native, own, cache in zip(natives, parts, empty, strict=True)
+    ]
 
 
 def _fill(natives: Sequence[Any], count: int) -> None:
@@ -88,7 +117,7 @@ def _compare_written(
         if isinstance(want, ArraysCache | QuantizedKVCache):
             continue
         for mine, theirs in zip(content(got), content(want), strict=True):
-            last = min(_STEPS, theirs.shape[2])
+            last = min(STEPS, theirs.shape[2])
             comparer.check(
                 mine[..., -last:, :], theirs[..., -last:, :], f"what cache {index} was given at {label}"
             )

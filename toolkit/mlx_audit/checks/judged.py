@@ -168,7 +168,9 @@ def _state(got: Sequence[mx.array], want: Sequence[mx.array], apart: Threshold) 
 
 
 def _times(spec: PartSpec, count: int, position: int) -> list[int]:
-    """Return the times of the tokens that a cache holds: those kept, and the latest."""
+    """Return the times of the tokens that a cache holds: those kept, and the latest; the last of each closed group."""
+    if spec.kind == "pooled":
+        return [time for time in range(position) if (time + 1) % spec.ratio == 0]
     kept = min(spec.keep, count)
     return [*range(kept), *range(position - (count - kept), position)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlx_audit.checks.base import Check, Figures
-from mlx_audit.checks.far import compare_far
+from mlx_audit.checks.far import STEPS, compare_far
 from mlx_audit.checks.runs import (
     Comparer,
     Eager,
@@ -15,7 +15,9 @@ from mlx_audit.checks.runs import (
 from mlx_audit.checks.scenario import Scenario, during
 from mlx_audit.checks.subject import Subject
 from mlx_audit.decode.session import EXTEND_PIECE
+from mlx_audit.models.build import resolve_arguments
 from mlx_audit.models.live import flat_specs
+from mlx_audit.models.positions import position_rows
 
 _CHUNK = 2048
 """Tokens a chunk of prefill, in mlx-lm and here."""
@@ -36,7 +38,8 @@ class LatePositions(Check):
         There is one trace a rung; a stack of rings has no more rungs once its longest ring is full, and one without
         attention has one. In the profile quick, recurrent stacks read the shortest prompt only: many go through it
         token by token. `left_out` names the others. Where there is attention, three steps are compared at far positions
-        up to 32,770 too, after random keys and values instead of a prompt, in each dtype, with what they write.
+        up to 32,770 too, after random keys and values instead of a prompt, in each dtype, with what they write. Nothing
+        goes beyond a table of learned positions: `rows_of_positions`.
 
     Why:
         Eager decoding gives the model a host integer, and code may branch on it: `if offset > 1000`. Compiled decoding
@@ -60,15 +63,18 @@ class LatePositions(Check):
     repeated = False
 
     def run(self, subject: Subject) -> Figures:
-        comparer, runs = Comparer(subject.tolerance), _runs(subject)
+        rows = position_rows(subject.model, resolve_arguments(subject.module, subject.tiny))
+        comparer, runs = Comparer(subject.tolerance), _runs(subject, rows)
         rungs = sum(self._one(subject, comparer, *run) for run in runs)
         prompts = [prompt for prompt, *_ in subject.amounts.late]
+        far = [position for position in _FAR if rows is None or position + STEPS <= rows]
         return {
             **comparer.figures(),
             "prompts": prompts[: len(runs)],
             "left_out": prompts[len(runs) :],
             "rungs": rungs,
-            "far": compare_far(subject, _FAR),
+            "far": compare_far(subject, far),
+            **({"rows_of_positions": rows} if rows is not None else {}),
         }
 
     @staticmethod
@@ -96,7 +102,8 @@ class LatePositions(Check):
         return len(rungs_of(session, stepped))
 
 
-def _runs(subject: Subject) -> tuple[tuple[int, int, int], ...]:
-    """Return prompt, steps and capacity of each run."""
+def _runs(subject: Subject, rows: int | None) -> tuple[tuple[int, int, int], ...]:
+    """Return prompt, steps and capacity of each run; none goes past a table of learned positions."""
     recurrent = any(spec.kind == "arrays" for spec in flat_specs(subject.model))
-    return subject.amounts.late[:1] if recurrent and subject.profile == "quick" else subject.amounts.late
+    runs = subject.amounts.late[:1] if recurrent and subject.profile == "quick" else subject.amounts.late
+    return tuple(run for run in runs if rows is None or run[2] <= rows)

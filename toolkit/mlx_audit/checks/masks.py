@@ -208,7 +208,7 @@ def _hidden(part: Part, position: int) -> list[int]:
     The slot that it is written to is among them, since what was there is overwritten before anybody reads it.
     """
     slots = part.cache.slots
-    seen = {part.spec.slot(time, slots) for time in part.spec.visible(position)[:-1]}
+    seen = {part.spec.slot(time, slots) for time in part.spec.visible(position) if time < position}
     return [slot for slot in range(slots) if slot not in seen]
 
 

@@ -137,7 +137,7 @@ def _eager_refusal(subject: Subject) -> str | None:
         logits = eager_logits(subject.model, tokens[:PROMPT], tokens[PROMPT:])
     except Exception as error:
         return f"eager decoding raises {describe(error)}"
-    finite = all(bool(mx.all(mx.isfinite(array)).item()) for array in logits)
+    finite = all(bool(mx.all(mx.isfinite(array) | (array == -mx.inf)).item()) for array in logits)
     return None if finite else "eager logits are not finite"
 
 

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_audit.adapters import adapter_for
+from mlx_audit.adapters.special.pooled import PooledKVCache
 from mlx_audit.caches import FixedCapacityCache
 from mlx_audit.checks.base import CheckFailed, NotRun
 from mlx_audit.checks.content import leaves
@@ -41,6 +42,7 @@ class PartSpec:
         ring: Tokens that a ring or a chunk holds; None where every token keeps its slot, or there are none.
         keep: First tokens of the text that a ring keeps for ever.
         bits, group_size: Of a quantized cache.
+        ratio: Tokens that share an entry, which the last of them shows; 1 but for pooled ones.
     """
 
     kind: str
@@ -48,12 +50,14 @@ class PartSpec:
     keep: int = 0
     bits: int = 0
     group_size: int = 0
+    ratio: int = 1
 
     @property
     def label(self) -> str:
         """Kind and parameters in words."""
         ring = f" of {self.ring}" if self.ring is not None else ""
-        return f"{self.kind}{ring}{f', {self.keep} kept' if self.keep else ''}"
+        ratio = f" by {self.ratio}" if self.ratio > 1 else ""
+        return f"{self.kind}{ring}{ratio}{f', {self.keep} kept' if self.keep else ''}"
 
     @classmethod
     def of(cls, native: Any) -> PartSpec:
@@ -64,6 +68,8 @@ class PartSpec:
             return cls("chunked", native.chunk_size)
         if isinstance(native, QuantizedKVCache):
             return cls("quantized", bits=native.bits, group_size=native.group_size)
+        if isinstance(native, PooledKVCache):
+            return cls("pooled", ratio=native.ratio)
         return cls("arrays" if isinstance(native, ArraysCache) else "linear")
 
     def new_native(self) -> Any:
@@ -72,6 +78,8 @@ class PartSpec:
             return RotatingKVCache(self.ring, self.keep)
         if self.kind == "chunked":
             return ChunkedKVCache(self.ring)
+        if self.kind == "pooled":
+            return PooledKVCache(self.ratio)
         return QuantizedKVCache(self.group_size, self.bits) if self.kind == "quantized" else KVCache()
 
     def visible(self, query: int, window: int | None = None) -> list[int]:
@@ -85,6 +93,8 @@ class PartSpec:
 
     def _sees(self, query: int, time: int, window: int) -> bool:
         near = query - time < window
+        if self.kind == "pooled":
+            return near and (time + 1) % self.ratio == 0
         if self.kind == "chunked":
             assert self.ring is not None
             return near and query // self.ring == time // self.ring
@@ -94,6 +104,7 @@ class PartSpec:
 
     def slot(self, time: int, slots: int) -> int:
         """Return where a buffer of so many slots keeps the token of that time."""
+        time //= self.ratio
         return time if time < slots else self.keep + (time - self.keep) % (slots - self.keep)
 
     def forgets(self, held: int, n: int) -> bool:

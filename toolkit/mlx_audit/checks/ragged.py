@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_audit.caches import FixedCapacityCache
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
@@ -170,7 +171,9 @@ class PaddingUnseen(Check):
 
 
 def refusal_of_ragged_rows(subject: Subject) -> str | None:
-    """Return why the caches cannot hold rows of different length: only a ring that keeps its first tokens may refuse.
+    """Return why the caches cannot hold rows of different length.
+
+    Only a ring that keeps its first tokens may refuse, and what stands for a class that has no `merge` in mlx-lm either.
 
     Raises:
         ShapeMismatch: refused for any other reason.
@@ -179,7 +182,8 @@ def refusal_of_ragged_rows(subject: Subject) -> str | None:
         session_for(subject, 4, batch_size=2).prefill([[0, 0], [0, 0]], lengths=[1, 2])
     except ShapeMismatch as refusal:
         keeps = any(dict(spec.parameters).get("keep") for spec in flat_specs(subject.model))
-        if keeps and str(refusal.where).endswith(".merge"):
+        alone = any(not hasattr(native, "merge") for native in make_prompt_cache(subject.model))
+        if (keeps or alone) and str(refusal.where).endswith(".merge"):
             return str(refusal)
         raise
     return None

@@ -27,7 +27,7 @@ class SourceCheck(Check):
         return self._judge(subject.source.report(), lambda hazard: bool(set(map(_last, hazard.needs)) & built))
 
     def read(self, source: Source) -> Figures:
-        return self._judge(source.report(), lambda hazard: False)
+        return self._judge(source.report(), lambda _: False)
 
     def _judge(self, report: SourceReport, met: Callable[[Consumer], bool]) -> Figures:
         """Fail at the first hazard that this configuration has; name those that others have."""

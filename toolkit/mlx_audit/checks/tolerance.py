@@ -129,11 +129,13 @@ def table() -> str:
 
 
 def largest_difference(got: mx.array, want: mx.array) -> float:
-    """Return the largest absolute difference; infinity where shapes differ, or one is not a number."""
+    """Return the largest absolute difference; infinity where shapes differ, or one is not a number.
+
+    Minus infinity in both is no difference: it marks an id that is never to be chosen.
+    """
     if got.shape != want.shape:
         return float("inf")
-    gap = mx.abs(got.astype(mx.float32) - want.astype(mx.float32))
-    difference = host_float(mx.max(gap)) if got.size else 0.0
+    difference = host_float(mx.max(_gap(got, want))) if got.size else 0.0
     return difference if np.isfinite(difference) else float("inf")
 
 
@@ -143,8 +145,16 @@ def relative_difference(got: mx.array, want: mx.array) -> float:
 
 
 def largest(array: mx.array) -> float:
-    """Return the largest absolute value."""
-    return host_float(mx.max(mx.abs(array.astype(mx.float32)))) if array.size else 0.0
+    """Return the largest absolute value, minus infinity aside."""
+    if not array.size:
+        return 0.0
+    sizes = mx.abs(array.astype(mx.float32))
+    return host_float(mx.max(mx.where(array == -mx.inf, 0, sizes)))
+
+
+def _gap(got: mx.array, want: mx.array) -> mx.array:
+    gap = mx.abs(got.astype(mx.float32) - want.astype(mx.float32))
+    return mx.where((got == -mx.inf) & (want == -mx.inf), 0, gap)
 
 
 def _named(dtype: mx.Dtype) -> str:
@@ -152,7 +162,7 @@ def _named(dtype: mx.Dtype) -> str:
 
 
 def _worst(got: mx.array, want: mx.array) -> str:
-    difference = mx.abs(got.astype(mx.float32) - want.astype(mx.float32))
+    difference = _gap(got, want)
     index = host_int(mx.argmax(mx.where(mx.isnan(difference), mx.inf, difference)))
     flat_got, flat_want = mx.reshape(got, (-1,)), mx.reshape(want, (-1,))
     return f"logits[{index}] is {host_float(flat_got[index]):.6g}, wanted {host_float(flat_want[index]):.6g}"

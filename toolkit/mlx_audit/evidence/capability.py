@@ -35,7 +35,7 @@ def identify(model: Any) -> Identity:
             "no manifest declares this model",
             where=module,
             allowed="a model of mlx-lm whose family has a manifest",
-            fix="mlx-audit run MODEL.py --config config.json, then write a manifest for its family (CONTRIBUTING)",
+            fix="mlx-audit draft MODEL.py --config config.json -o FAMILY.yaml, then mlx-audit run FAMILY.yaml",
         )
     arguments = model
     for name in manifest.arguments.split("."):

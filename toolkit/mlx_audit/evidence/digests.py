@@ -17,6 +17,8 @@ from mlx_audit.manifests import Manifest
 
 _OWN = ("caches", "adapters", "decode")
 _MODELS = "mlx_lm.models"
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""What Python's parser raises for a text that is no Python, or is nested too deeply."""
 
 
 def model_digest(module: str) -> str:
@@ -33,6 +35,14 @@ def model_digest(module: str) -> str:
 def file_digest(path: Path) -> str:
     """Return the digest of a model file that lies outside mlx-lm; its imports of mlx-lm's models count."""
     return _digest(_closure(path))
+
+
+def files_digest(paths: Iterable[Path], *texts: str) -> str:
+    """Return the digest of the syntax trees of several files, and of texts that belong to them."""
+    total = hashlib.sha256(_digest(paths).encode())
+    for text in texts:
+        total.update(b"\0" + text.encode())
+    return f"sha256:{total.hexdigest()}"
 
 
 def manifest_digest(manifest: Manifest) -> str:
@@ -79,8 +89,12 @@ def _closure(start: Path) -> list[Path]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Yield the names of modules in `mlx_lm.models` that a file imports."""
-    for node in ast.walk(_tree(path)):
+    """Yield the names of modules in `mlx_lm.models` that a file imports; none where it is no Python."""
+    try:
+        tree = _tree(path)
+    except _UNREADABLE:
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level == 1:
@@ -106,7 +120,10 @@ def _digest(paths: Iterable[Path]) -> str:
 
 @cache
 def _tree_digest(path: Path, _modified: int) -> str:
-    return hashlib.sha256("".join(_dump(_tree(path))).encode()).hexdigest()
+    try:
+        return hashlib.sha256("".join(_dump(_tree(path))).encode()).hexdigest()
+    except _UNREADABLE:  # then its bytes stand for it
+        return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _tree(path: Path) -> ast.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +12,16 @@ from types import CodeType
 from typing import Any
 
 _PACKAGES = ("mlx", "mlx_lm")
+_PROVIDES = "new_fixed_capacity_cache"
+"""A model that has this method makes its caches itself."""
 
 
 def foreign_code(model: Any) -> list[str]:
     """Return why a model may behave otherwise than its source says; empty where all its code is MLX's and mlx-lm's.
 
-    Looks at the class of every module, at the file that each class's `__call__` was compiled from, and at dropout that
-    is switched on. Weights, quantization and low-rank adapters of mlx-lm's own classes are fine.
+    Looks at the class of every module, at the file that each class's `__call__` was compiled from (and a method
+    `new_fixed_capacity_cache`, where there is one), and at dropout that is switched on. Weights, quantization and
+    low-rank adapters of mlx-lm's own classes are fine.
     """
     found: dict[str, None] = {}
     for path, module in model.named_modules():
@@ -25,8 +29,8 @@ def foreign_code(model: Any) -> list[str]:
         where = path or "the model"
         if cls.__module__.split(".")[0] not in _PACKAGES:
             found[f"{where} is a {cls.__module__}.{cls.__qualname__}"] = None
-        elif (file := _compiled_from(cls)) is not None and not _is_packaged(file):
-            found[f"{cls.__module__}.{cls.__qualname__}.__call__ comes from {file.name}"] = None
+        else:
+            found |= {f"{cls.__module__}.{cls.__qualname__}.{what}": None for what in _foreign_methods(cls)}
         for name, value in vars(module).items():
             if callable(value) and not _is_known(value):
                 found[
@@ -48,9 +52,14 @@ def _home(value: Any) -> str:
     return str(getattr(value, "__module__", None) or type(value).__module__)
 
 
-def _compiled_from(cls: type) -> Path | None:
-    code = getattr(inspect.getattr_static(cls, "__call__", None), "__code__", None)
-    return Path(code.co_filename) if isinstance(code, CodeType) else None
+def _foreign_methods(cls: type) -> Iterator[str]:
+    for name in ("__call__", _PROVIDES):
+        method = inspect.getattr_static(cls, name, None)
+        code = getattr(method, "__code__", None)
+        if isinstance(code, CodeType) and not _is_packaged(Path(code.co_filename)):
+            yield f"{name} comes from {Path(code.co_filename).name}"
+        elif name == _PROVIDES and method is not None and not isinstance(code, CodeType):
+            yield f"{name} is no plain method"
 
 
 def _is_packaged(file: Path) -> bool:

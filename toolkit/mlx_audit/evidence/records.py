@@ -15,10 +15,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_audit import resources
-from mlx_audit.errors import MlxAuditError
+from mlx_audit.errors import MlxAuditError, NotCompileCapable
 from mlx_audit.evidence.codes import needed_codes
 from mlx_audit.evidence.digests import file_digest, manifest_digest, model_digest, toolkit_digest
 from mlx_audit.evidence.environment import backend
+from mlx_audit.evidence.registered import adapter_digest
 from mlx_audit.evidence.results import CheckResult, Result, VerdictName
 from mlx_audit.evidence.verdict import Verdict, decide
 from mlx_audit.manifests import Manifest
@@ -122,12 +123,20 @@ def make_record(manifest: Manifest, results: Sequence[Result], backend: str, mlx
 
 
 def current_digests(manifest: Manifest) -> dict[str, str]:
-    """Return the digests that a record of a family must have to be valid here and now."""
+    """Return the digests that a record of a family must have to be valid here and now.
+
+    `adapter` is among them only where a registered adapter takes the generic one's place.
+
+    Raises:
+        NotCompileCapable: it is not clear which adapter serves the family, or its source cannot be read.
+    """
     if manifest.module.endswith(".py"):
         model = file_digest(manifest.path.parent / manifest.module)
     else:
         model = model_digest(manifest.module)
-    return {"model": model, "toolkit": toolkit_digest(), "manifest": manifest_digest(manifest)}
+    digests = {"model": model, "toolkit": toolkit_digest(), "manifest": manifest_digest(manifest)}
+    adapter = adapter_digest(manifest.module)
+    return digests if adapter is None else {**digests, "adapter": adapter}
 
 
 def minor(version: str) -> str:
@@ -221,14 +230,17 @@ def staleness(record: Record, manifest: Manifest, *, mlx_version: str) -> list[s
         "model": f"the source of {manifest.module}",
         "toolkit": "mlx-audit's caches, adapters or decode",
         "manifest": f"what {manifest.path.name} states",
+        "adapter": f"the adapter of {manifest.module}",
     }
     try:
         digests = current_digests(manifest)
+    except NotCompileCapable as error:
+        return [*reasons, str(error)]
     except (OSError, SyntaxError) as error:
         return [*reasons, f"{names['model']} cannot be read: {error}"]
-    for name, digest in digests.items():
-        if record.digests.get(name) != digest:
-            reasons.append(f"{names[name]} changed since")
+    for name in dict.fromkeys([*digests, *record.digests]):
+        if record.digests.get(name) != digests.get(name):
+            reasons.append(f"{names.get(name, name)} changed since")
     return reasons
 
 

@@ -34,6 +34,7 @@ def unknown_classes(spec: CacheSpec, place: str) -> Iterator[tuple[str, str]]:
     """Yield place and name of each class in a live entry that no kind stands for, inside composites too."""
     if spec.kind not in KINDS:
         yield place, spec.kind
+        return
     for number, part in enumerate(spec.of):
         yield from unknown_classes(part, f"{place}, part {number}")
 
@@ -64,4 +65,6 @@ def spec_of(entry: Any) -> CacheSpec:
         return CacheSpec("quantized", (("bits", entry.bits), ("group_size", entry.group_size)))
     if type(entry) is native.CacheList:
         return CacheSpec("composite", (), tuple(spec_of(part) for part in entry.caches))
-    return CacheSpec(f"{type(entry).__module__}.{type(entry).__qualname__}")
+    # A class of the model's own may say what it holds, as CacheList does; it stays one that no kind stands for.
+    own = f"{type(entry).__module__}.{type(entry).__qualname__}"
+    return CacheSpec(own, (), tuple(spec_of(part) for part in getattr(entry, "caches", ())))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlx_audit.tracing.graph import Graph, Leaf, Node, Value
-from mlx_audit.tracing.primitives import COMPARISONS, FUSED, JUDGES, PRODUCTS, SHAPES, WRITES, is_own_kernel
+from mlx_audit.tracing.primitives import COMPARISONS, FUSED, JUDGES, LOOKUPS, PRODUCTS, SHAPES, WRITES, is_own_kernel
 
 
 @dataclass
@@ -69,7 +69,7 @@ def _readers(graph: Graph, name: str, leaf: Leaf) -> Iterator[tuple[Node, int]]:
                 yield node, keys
                 continue
             passed = products + (node.primitive in PRODUCTS)
-            chosen = _chosen(graph, node, current) if passed == 0 else None
+            chosen = (_chosen(graph, node, current) or _joined(node, current, keys)) if passed == 0 else None
             axes = (leaf.slots, keys, chosen)
             if passed > 1 or node.primitive in JUDGES or (passed == 0 and not _keeps(node, axes)):
                 continue
@@ -81,12 +81,21 @@ def _readers(graph: Graph, name: str, leaf: Leaf) -> Iterator[tuple[Node, int]]:
 
 def _chosen(graph: Graph, node: Node, name: str) -> int | None:
     """Return how many slots a gather takes from a buffer by indices that were chosen among scores; None otherwise."""
-    if node.primitive != "GatherAxis" or node.inputs[0].name != name:
+    if node.primitive not in LOOKUPS or node.inputs[0].name != name:
         return None
     if all(maker.primitive != "ArgPartition" for maker in graph.ancestors(node.inputs[1].name)):
         return None
-    axis: int = node.arguments[0]
+    axis: int = node.arguments[0] if node.primitive == "GatherAxis" else 0
     return node.outputs[0].shape[axis]
+
+
+def _joined(node: Node, name: str, keys: int) -> int | None:
+    """Return how many keys there are once others were put beside those of a buffer; None otherwise."""
+    if node.primitive != "Concatenate":
+        return None
+    own = next(value for value in node.inputs if value.name == name)
+    axis: int = node.arguments[0]
+    return node.outputs[0].shape[axis] if own.shape[axis] == keys else None
 
 
 def _keeps(node: Node, axes: tuple[int | None, ...]) -> bool:

@@ -82,7 +82,7 @@ def prove(tracer: StepTracer, histories: Sequence[Sequence[int]] = HISTORIES) ->
             differences += [f"the forward tries to read a traced value at {at}" for at in tracer.host_reads]
             traces += 1
     if len(first) <= _LONG_BELOW:
-        for capacity, rung in other_sizes(first, tracer.ring):
+        for capacity, rung in other_sizes(tracer, first):
             pristine.restore()
             differences += _at_size(tracer, capacity, rung, histories[0], first)
             traces += 1

@@ -287,22 +287,32 @@ def _named_failures() -> Iterator[None]:
         ) from error
 
 
+_EXPORTABLE: dict[str, Callable[..., mx.array]] = {
+    "contiguous": lambda array, *_, **__: array,
+    "to_fp8": lambda array, **_: array.astype(mx.uint8),
+    "from_fp8": lambda array, dtype=mx.bfloat16, **_: array.astype(dtype),
+}
+"""What stands in for functions whose primitives MLX's exporter refuses."""
+
+
 @contextmanager
 def _exportable() -> Iterator[None]:
-    """Make graphs exportable: no `Contiguous` primitive and no nested compiled ones, and no garbage collection."""
-    contiguous, collecting, compiling = mx.contiguous, gc.isenabled(), compile_is_on()
+    """Make graphs exportable: no primitive that the exporter lacks and no nested compiled ones, no garbage collection.
 
-    def identity(array: mx.array, *_: Any, **__: Any) -> mx.array:
-        return array
-
-    mx.contiguous = identity
+    Nothing is evaluated, so a cast, which makes of each number another one too, stands for a conversion to fp8.
+    """
+    own = {name: getattr(mx, name) for name in _EXPORTABLE}
+    collecting, compiling = gc.isenabled(), compile_is_on()
+    for name, stand_in in _EXPORTABLE.items():
+        setattr(mx, name, stand_in)
     gc.disable()
     if compiling:
         mx.disable_compile()
     try:
         yield
     finally:
-        mx.contiguous = contiguous
+        for name, function in own.items():
+            setattr(mx, name, function)
         if compiling:
             mx.enable_compile()
         if collecting:

@@ -1,0 +1,195 @@
+"""Positions as array arithmetic instead of a range between bounds that the host must know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import libcst as cst
+
+from mlx_audit.adapters.patching import code
+from mlx_audit.adapters.patching.base import Codemod
+
+_ARANGE = re.compile(r"(np|numpy|mx)\.arange")
+_INTEGERS = re.compile(r"(dtype=)?(np|numpy|mx)\.u?int(32|64)")
+_POSITION = re.compile(r"\.offset\b")
+
+
+class ArangeFromPosition(Codemod):
+    """Builds position ids from the length and the offset, as mlx-lm's gpt2 does.
+
+        mx.array(np.arange(cache[0].offset, cache[0].offset + L))    before
+        mx.arange(L) + mx.array(cache[0].offset)[..., None]          after
+
+    The same integers for an offset that is an int; `[1, L]` and `[B, L]` of them for one that is an array. So only ids
+    that look up embeddings are mended, which are added to hidden states: their rank is of no account there.
+    """
+
+    name = "arange_from_position"
+    mends = ("SRC001",)
+
+    def apply(self, tree: cst.Module) -> cst.Module:
+        changes: dict[cst.CSTNode, cst.CSTNode] = {}
+        parents = code.parents(tree)
+        for function in code.functions(tree):
+            changes.update(_Positions(tree, function, parents).changes())
+        return _without_unused_numpy(code.replaced(tree, changes)) if changes else tree
+
+
+class _Positions:
+    """The position ids of one function."""
+
+    def __init__(self, tree: cst.Module, function: cst.FunctionDef, parents: code.Parents) -> None:
+        self.function = function
+        self.parents = parents
+        self.stores = code.stores(function)
+        self.embeddings = _embeddings(tree)
+
+    def changes(self) -> dict[cst.CSTNode, cst.CSTNode]:
+        changes: dict[cst.CSTNode, cst.CSTNode] = {}
+        for node in code.walk(self.function):
+            if isinstance(node, cst.Call) and _ARANGE.fullmatch(code.text(node.func)):
+                start, length = self._bounds(node.args)
+                whole, row = self._whole(node)
+                if length and self._only_looks_up(whole):
+                    position = f"mx.array({start})" + (".reshape(-1, 1)" if row else "[..., None]")
+                    sum_ = cst.parse_expression(f"mx.arange({length}) + {position}")
+                    changes[whole] = sum_ if self._stands_alone(whole) else _in_parentheses(sum_)
+        return changes
+
+    def _bounds(self, args: Sequence[cst.Arg]) -> tuple[str, str]:
+        """Return start and length of a range that begins at the position; no length if it is no such range."""
+        if (
+            len(args) < 2
+            or not all(_is_integer_type(arg) for arg in args[2:])
+            or any(a.keyword for a in args[:2])
+        ):
+            return "", ""
+        start, end = args[0].value, args[1].value
+        terms = self._terms(end)
+        for term in self._terms(start):
+            if term not in terms:
+                return "", ""
+            terms.remove(term)
+        if not self._is_position(code.text(start)) or any(self._is_position(term) for term in terms):
+            return "", ""
+        return code.text(start), " + ".join(terms)
+
+    def _terms(self, value: cst.BaseExpression, depth: int = 4) -> list[str]:
+        """Return what a value is the sum of; a name that is set once stands for what it is set to."""
+        if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, cst.Add):
+            return self._terms(value.left, depth) + self._terms(value.right, depth)
+        known = self._set_once(value.value) if isinstance(value, cst.Name) and depth else None
+        if isinstance(known, cst.BinaryOperation | cst.Name | cst.Attribute):
+            return self._terms(known, depth - 1)
+        return [code.text(value)]
+
+    def _set_once(self, name: str) -> cst.BaseExpression | None:
+        """Return the only value of a name, if what that is made of does not change afterwards."""
+        places = [place for place, (stored, _) in enumerate(self.stores) if stored == name]
+        value = self.stores[places[0]][1] if len(places) == 1 else None
+        later = {stored for stored, _ in self.stores[places[0] + 1 :]} if value else set()
+        return value if value and not code.names(value) & later else None
+
+    def _is_position(self, value: str) -> bool:
+        names = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", value))
+        known = [code.text(given) for name, given in self.stores if name in names and given]
+        return any(_POSITION.search(each) for each in (value, *known))
+
+    def _whole(self, node: cst.CSTNode) -> tuple[cst.CSTNode, bool]:
+        """Return the range with `mx.array(…)` and `[None]` around it, and whether the latter is there."""
+        call = self._call_of(node)
+        if (
+            call
+            and code.text(call.func) == "mx.array"
+            and all(_is_integer_type(arg) for arg in call.args[1:])
+        ):
+            node = call
+        outer = self.parents[node]
+        if isinstance(outer, cst.Subscript) and outer.value is node and _adds_first_axis(outer):
+            return outer, True
+        return node, False
+
+    def _only_looks_up(self, node: cst.CSTNode) -> bool:
+        """Whether a value is nothing but ids of embeddings that are added to something."""
+        outer = self.parents[node]
+        if isinstance(outer, cst.IfExp) and outer.test is not node:
+            return self._only_looks_up(outer)
+        if isinstance(outer, cst.Index) and code.text(self._subscript_of(outer).value).endswith(".weight"):
+            return self._is_added(self._subscript_of(outer))
+        call = self._call_of(node)
+        if call:
+            function = code.text(call.func)
+            return (function == "mx.array" and self._only_looks_up(call)) or (
+                function in self.embeddings and self._is_added(call)
+            )
+        uses = self._uses(outer)
+        return bool(uses) and all(self._only_looks_up(use) for use in uses)
+
+    def _is_added(self, node: cst.CSTNode) -> bool:
+        outer = self.parents[node]
+        if isinstance(outer, cst.BinaryOperation | cst.AugAssign):
+            return isinstance(outer.operator, cst.Add | cst.AddAssign)
+        uses = self._uses(outer)
+        return bool(uses) and all(self._is_added(use) for use in uses)
+
+    def _uses(self, assignment: cst.CSTNode) -> list[cst.Name]:
+        """Return where a name that is set here is read; nothing for any other statement."""
+        if not isinstance(assignment, cst.Assign) or len(assignment.targets) != 1:
+            return []
+        target = assignment.targets[0].target
+        return [
+            node
+            for node in code.walk(self.function)
+            if isinstance(node, cst.Name)
+            and isinstance(target, cst.Name)
+            and node.value == target.value
+            and not isinstance(self.parents[node], cst.AssignTarget | cst.Attribute)
+        ]
+
+    def _call_of(self, node: cst.CSTNode) -> cst.Call | None:
+        """Return the call whose first argument a node is."""
+        argument = self.parents[node]
+        call = self.parents[argument]
+        if isinstance(argument, cst.Arg) and isinstance(call, cst.Call) and call.args[0] is argument:
+            return call
+        return None
+
+    def _subscript_of(self, index: cst.Index) -> cst.Subscript:
+        subscript = self.parents[self.parents[index]]
+        assert isinstance(subscript, cst.Subscript)
+        return subscript
+
+    def _stands_alone(self, node: cst.CSTNode) -> bool:
+        return isinstance(self.parents[node], cst.Assign | cst.Arg | cst.Index)
+
+
+def _embeddings(tree: cst.Module) -> set[str]:
+    return {
+        code.text(node.targets[0].target)
+        for node in code.walk(tree)
+        if isinstance(node, cst.Assign)
+        and isinstance(node.value, cst.Call)
+        and code.text(node.value.func) == "nn.Embedding"
+    }
+
+
+def _is_integer_type(arg: cst.Arg) -> bool:
+    return _INTEGERS.fullmatch(re.sub(r"[\s,]", "", code.text(arg))) is not None
+
+
+def _adds_first_axis(subscript: cst.Subscript) -> bool:
+    return re.sub(r"[\s]", "", code.text(subscript)).endswith(("[None]", "[None,:]"))
+
+
+def _in_parentheses(value: cst.BaseExpression) -> cst.BaseExpression:
+    return value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def _without_unused_numpy(tree: cst.Module) -> cst.Module:
+    """Return the module without `import numpy as np` if nothing else needs it."""
+    names = [node for node in code.walk(tree) if isinstance(node, cst.Name) and node.value == "np"]
+    if len(names) != 1:
+        return tree
+    imports = [s for s in tree.body if code.text(s) == "import numpy as np"]
+    return code.replaced(tree, {line: cst.RemoveFromParent() for line in imports})

@@ -1,0 +1,160 @@
+"""The mask of attention within chunks, asked from the cache instead of built from its position."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import libcst as cst
+
+from mlx_audit.adapters.patching import code
+from mlx_audit.adapters.patching.base import Codemod
+from mlx_audit.adapters.patching.statements import block, exchanged, fitted, indentation, said, written
+
+_KEYS = r"mx\.arange\(start, end\) // (?P<chunk>[\w.]+)"
+_QUERIES = r"mx\.arange\(offset, end\)\[:, None\] // (?P=chunk)"
+_MASK = re.compile(
+    rf"\((mx\.abs\({_KEYS} - {_QUERIES}\) == 0|{_KEYS.replace('?P<chunk>', '?P<chunk_>')} == "
+    rf"{_QUERIES.replace('chunk', 'chunk_')})\) & \(mx\.arange\(start, end\) <= mx\.arange\(offset, end\)\[:, None\]\)"
+)
+"""The mask in one expression, its names exchanged for `start`, `offset` and `end`."""
+
+_ASKED = """\
+if {there} and hasattr({cache}, "make_mask"):
+    # The keys that it returns are its own matter
+    {mask} = {cache}.make_mask({length})
+else:
+    pass
+"""
+
+
+class ChunkMaskFromCache(Codemod):
+    """Asks the cache for the mask within chunks, as `create_attention_mask` of mlx-lm does; one that has none to give
+    (mlx-lm's ChunkedKVCache) gets the mask that it got.
+
+        linds = mx.arange(cache[0].start_position, end)                      before
+        rinds = mx.arange(cache[0].offset, end)[:, None]
+        chunk_mask = (linds // size == rinds // size) & (linds <= rinds)
+
+        if cache is not None and hasattr(cache[0], "make_mask"):             after
+            chunk_mask = cache[0].make_mask(h.shape[1])
+        else:
+            ...
+
+    A range between two positions has a length that the host must know, and a ring holds its keys in another order.
+    Eager decoding is what it was.
+    """
+
+    name = "chunk_mask_from_cache"
+    mends = ("SRC001",)
+
+    def apply(self, tree: cst.Module) -> cst.Module:
+        changes: dict[cst.CSTNode, cst.CSTNode | cst.RemovalSentinel] = {}
+        parents = code.parents(tree)
+        for function in code.functions(tree):
+            for body in map(block, code.walk(function)):
+                for at, bounds in enumerate(body):
+                    changes |= _Run(function, parents, bounds, body[at + 1 :]).changes()
+        return code.replaced(tree, changes)
+
+
+class _Run:
+    """Assignments that follow the `if` which reads the bounds of a mask from the cache."""
+
+    def __init__(
+        self,
+        function: cst.FunctionDef,
+        parents: code.Parents,
+        bounds: cst.BaseStatement,
+        rest: Sequence[cst.BaseStatement],
+    ) -> None:
+        self.function = function
+        self.parents = parents
+        self.bounds = bounds
+        self.lines: list[cst.BaseStatement] = []
+        self.values: dict[str, cst.BaseExpression] = {}
+        for line in rest:
+            name, value = _assigned(line)
+            if value is None or name in self.values:
+                break
+            self.lines.append(line)
+            self.values[name] = value
+
+    def changes(self) -> dict[cst.CSTNode, cst.CSTNode | cst.RemovalSentinel]:
+        found = _bounds(self.bounds) if self.lines else None
+        if found is None:
+            return {}
+        there, cache, start, offset = found
+        while self.lines:
+            mask = list(self.values)[-1]
+            length = self._length(mask, start, offset)
+            if length and self._used_only_here([start, offset, *self.values], mask):
+                source = _ASKED.format(there=there, cache=cache, mask=mask, length=length)
+                return self._moved(source)
+            self.lines.pop()
+            self.values.pop(mask)
+        return {}
+
+    def _length(self, mask: str, start: str, offset: str) -> str:
+        """Return how many queries the mask is for; nothing if it is another mask."""
+        known = {name: code.text(self._inlined(value)) for name, value in self.values.items()}
+        end = re.search(rf"mx\.arange\({start}, ({offset} \+ ([\w.\[\]]+))\)", known[mask])
+        if end is None:
+            return ""
+        plain = known[mask].replace(end[1], "end")
+        plain = re.sub(
+            rf"\({offset}, end\)", "(offset, end)", re.sub(rf"\({start}, end\)", "(start, end)", plain)
+        )
+        return end[2] if _MASK.fullmatch(plain) else ""
+
+    def _inlined(self, value: cst.BaseExpression) -> cst.BaseExpression:
+        """Return an expression with the earlier names of the run exchanged for what they stand for."""
+        names = [n for n in code.walk(value) if isinstance(n, cst.Name) and n.value in self.values]
+        return exchanged(value, {name: _bracketed(self._inlined(self.values[name.value])) for name in names})
+
+    def _used_only_here(self, names: Sequence[str], mask: str) -> bool:
+        """Return whether only the mask is used after the run, and nothing of it is set elsewhere."""
+        here = [*self.lines, self.bounds]
+        return all(
+            _count(name, self.function) == sum(_count(name, line) for line in here)
+            for name in names
+            if name != mask
+        )
+
+    def _moved(self, source: str) -> dict[cst.CSTNode, cst.CSTNode | cst.RemovalSentinel]:
+        first, *others = self.lines
+        (choice,) = written(source, first)
+        assert isinstance(choice, cst.If)
+        assert isinstance(choice.orelse, cst.Else)
+        column = indentation(first, self.parents) + 4
+        lines = [fitted(line, column) for line in (first.with_changes(leading_lines=[]), *others)]
+        orelse = choice.orelse.with_changes(body=cst.IndentedBlock(lines))
+        removed = {line: cst.RemoveFromParent() for line in others}
+        return {first: choice.with_changes(orelse=orelse), **removed}
+
+
+def _bounds(statement: cst.BaseStatement) -> tuple[str, str, str, str] | None:
+    """Return the condition, the cache and the names of start and offset that an `if` reads from it, else sets to 0."""
+    match statement:
+        case cst.If(test=test, body=cst.IndentedBlock(body), orelse=cst.Else(body=cst.IndentedBlock(other))):
+            found = re.fullmatch(
+                r"(?s:.*\n)?(\w+) = ([\w.\[\]]+)\.start_position\n(\w+) = \2\.offset", said(*body)
+            )
+            if found and said(*other) == f"{found[1]} = 0\n{found[3]} = 0":
+                return code.text(test), found[2], found[1], found[3]
+    return None
+
+
+def _bracketed(value: cst.BaseExpression) -> cst.BaseExpression:
+    return value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def _assigned(line: cst.BaseStatement) -> tuple[str, cst.BaseExpression | None]:
+    match line:
+        case cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value)]):
+            return name, value
+    return "", None
+
+
+def _count(name: str, node: cst.CSTNode) -> int:
+    return sum(isinstance(each, cst.Name) and each.value == name for each in code.walk(node))

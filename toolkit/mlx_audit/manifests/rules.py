@@ -1,0 +1,317 @@
+"""From what `make_cache()` gave for several configurations to the rules that explain all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from mlx_audit.errors import MlxAuditError
+from mlx_audit.manifests.conditions import Candidate, layer_conditions, sequences, small_integers
+from mlx_audit.manifests.evaluation import evaluate, evaluate_condition
+from mlx_audit.manifests.expressions import MAX_LENGTH, parse
+from mlx_audit.manifests.kinds import KINDS
+from mlx_audit.manifests.syntax import ExpressionError
+from mlx_audit.manifests.topology import CacheSpec
+
+Rule = dict[str, Any]
+Values = Sequence[int]
+
+_FIXED = ("slots", "bits", "group_size", "keep")
+"""Parameters that code has as a number."""
+
+_MOST_PAIRED = 60
+"""Conditions that are tried two at a time."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one configuration was seen to give.
+
+    Attributes:
+        label: What is told of it: `the configuration`, or what was changed.
+        names: The resolved arguments.
+        entries: What `make_cache()` returned.
+        count: How many layers there are.
+        layers: One cache a layer, `none` included; None where only the entries are known.
+        before: Entries ahead of those of layers.
+        binding: Whether its arguments agree with each other, so that rules must explain it.
+    """
+
+    label: str
+    names: Mapping[str, object]
+    entries: Sequence[CacheSpec]
+    count: int
+    layers: Sequence[CacheSpec] | None
+    before: Sequence[CacheSpec] = ()
+    binding: bool = True
+
+
+@dataclass
+class Rules:
+    """A topology, as a manifest has it, and what must be said of it.
+
+    Attributes:
+        count: An expression, or a number.
+        notes: What no rule explains, by place: `count`, `layers`.
+    """
+
+    count: str | int
+    layers: list[Rule]
+    before: list[Rule] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+class Unexplained(MlxAuditError):
+    """No rule explains what was seen."""
+
+
+def shape(spec: CacheSpec) -> str:
+    """Return kind and structure of an entry without the sizes that a configuration sets."""
+    fixed = "".join(f"({name}={value})" for name, value in spec.parameters if name in _FIXED)
+    return spec.kind + fixed + (f"[{', '.join(map(shape, spec.of))}]" if spec.of else "")
+
+
+def generalise(seen: Sequence[Observation]) -> Rules:
+    """Return rules that explain every observation.
+
+    Raises:
+        Unexplained: says what has no explanation.
+    """
+    binding = [item for item in seen if item.binding]
+    return Rules(_count(seen), _layers(binding), _before(binding))
+
+
+def written_out(seen: Sequence[Observation]) -> Rules:
+    """Return the layers of each observation one by one, told apart by their number.
+
+    Raises:
+        Unexplained: the number itself has no explanation.
+    """
+    count = _count(seen)
+    rules: list[Rule] = []
+    shapes = list(dict.fromkeys(shape(spec) for item in seen for spec in item.layers or ()))
+    numbers = [item.count for item in seen]
+    if len(set(numbers)) < len(numbers):
+        raise Unexplained("no rule tells which layers keep which cache")
+    for name in shapes[1:]:
+        for item in seen:
+            layers = [at for at, spec in enumerate(item.layers or ()) if shape(spec) == name]
+            for part in _short(f"{count} == {item.count} and i in ", layers):
+                rules.append({"when": part, **_described(name, seen)})
+    return Rules(count, [*rules, _described(shapes[0], seen)], _before(seen))
+
+
+def _short(start: str, layers: list[int]) -> Iterator[str]:
+    """Yield conditions that name layers, none of them longer than an expression may be."""
+    while layers:
+        size = next(n for n in range(len(layers), 0, -1) if len(f"{start}{layers[:n]}") <= MAX_LENGTH)
+        yield f"{start}{layers[:size]}"
+        layers = layers[size:]
+
+
+# --- the number of layers
+
+
+def _count(seen: Sequence[Observation]) -> str:
+    """Return the expression that gives the number of layers; of several, the one that also fits odd configurations."""
+    best: tuple[int, int, str] | None = None
+    for order, text in enumerate(_count_candidates([item.names for item in seen])):
+        fits = [_equals(text, item.names, item.count) for item in seen]
+        if all(fit for fit, item in zip(fits, seen, strict=True) if item.binding):
+            ranked = (fits.count(False), order, text)
+            best = ranked if best is None or ranked < best else best
+    if best is None:
+        raise Unexplained("no argument gives the number of layers", found=_numbers(seen))
+    return best[2]
+
+
+def _numbers(seen: Sequence[Observation]) -> str:
+    return ", ".join(f"{item.count} for {item.label}" for item in seen if item.binding)
+
+
+def _count_candidates(known: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    integers = [name for name in _integers(known) if "layer" in name]
+    integers.sort(key=lambda name: (name != "num_hidden_layers", not name.endswith("layers"), len(name)))
+    lists = sequences(known)
+    yield from integers
+    yield from (f"len({name})" for name in lists)
+    yield from (f"{name} + {name}" for name in integers)
+    yield from (f"{name} - {other}" for name in integers for other in integers if name != other)
+
+
+def _equals(text: str, names: Mapping[str, object], value: int) -> bool:
+    try:
+        return evaluate(parse(text), names) == value
+    except ExpressionError:
+        return False
+
+
+# --- which layer keeps which cache
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """All layers of all observations, as bits of one number."""
+
+    seen: Sequence[Observation]
+
+    @property
+    def all(self) -> int:
+        return (1 << sum(len(item.layers or ()) for item in self.seen)) - 1
+
+    def bits(self, text: str) -> int | None:
+        """Return where a condition holds; None where it cannot be evaluated somewhere."""
+        try:
+            expression = parse(text)
+            found = [
+                evaluate_condition(expression, {**item.names, "i": at})
+                for item in self.seen
+                for at in range(len(item.layers or ()))
+            ]
+        except ExpressionError:
+            return None
+        return sum(1 << at for at, holds in enumerate(found) if holds)
+
+    def of_shape(self, name: str) -> int:
+        specs = [spec for item in self.seen for spec in item.layers or ()]
+        return sum(1 << at for at, spec in enumerate(specs) if shape(spec) == name)
+
+
+def _layers(seen: Sequence[Observation]) -> list[Rule]:
+    known = [item for item in seen if item.layers is not None]
+    shapes = list(dict.fromkeys(shape(spec) for item in known for spec in item.layers or ()))
+    if len(shapes) == 1:
+        return [_described(shapes[0], known)]
+    grid = _Grid(sorted(known, key=lambda item: item.count))
+    bits: dict[str, int | None] = {}
+    one, more = layer_conditions([i.names for i in known], [i.count for i in known])
+    for candidates, joined in ((one, False), (more, False), (more, True)):
+        for _, text in candidates:
+            bits.setdefault(text, grid.bits(text) if text not in bits else None)
+        ordered = _ordered(grid, shapes, _distinct(candidates, bits, grid.all), grid.all, joined=joined)
+        if ordered is not None:
+            break
+    else:
+        raise Unexplained("no rule tells which layers keep which cache", found=", ".join(shapes))
+    rules = [{"when": text, **_described(name, known)} for name, text in ordered[1]]
+    return [*rules, _described(ordered[2], known)]
+
+
+def _distinct(candidates: Sequence[Candidate], bits: Mapping[str, int | None], everywhere: int) -> _Found:
+    """Return the conditions that hold somewhere but not everywhere; of those that hold alike, the cheapest."""
+    found: dict[int, tuple[int, str, int]] = {}
+    for cost, text in candidates:
+        holds = bits[text]
+        if holds and holds != everywhere:
+            found.setdefault(holds, (cost, text, holds))
+    return list(found.values())
+
+
+_Ordered = tuple[int, list[tuple[str, str]], str]
+_Found = list[tuple[int, str, int]]
+
+
+def _ordered(
+    grid: _Grid, shapes: list[str], found: _Found, left: int, *, joined: bool
+) -> _Ordered | None:
+    """Return the cheapest rules, each of which holds for exactly the layers of its shape that are left to it."""
+    if len(shapes) == 1:
+        return 0, [], shapes[0]
+    best: _Ordered | None = None
+    for name in shapes:
+        wanted = grid.of_shape(name) & left
+        chosen = _condition(wanted, left, found, joined=joined)
+        if chosen is None:
+            continue
+        others = [other for other in shapes if other != name]
+        rest = _ordered(grid, others, found, left & ~wanted, joined=joined)
+        if rest is None:
+            continue
+        cost = chosen[0] + rest[0]
+        if best is None or cost < best[0]:
+            best = cost, [(name, chosen[1]), *rest[1]], rest[2]
+    return best
+
+
+def _condition(wanted: int, left: int, found: _Found, *, joined: bool) -> Candidate | None:
+    """Return the cheapest condition that holds for exactly the wanted ones of the layers that are left.
+
+    Args:
+        wanted: The layers that it must hold for.
+        left: The layers that earlier rules leave.
+        found: Conditions, and where they hold.
+        joined: Whether two conditions may be joined.
+    """
+    exact = next(((cost, text) for cost, text, bits in found if bits & left == wanted), None)
+    if exact is not None or not joined:
+        return exact
+    within = [item for item in found if item[2] & left and not item[2] & left & ~wanted][:_MOST_PAIRED]
+    around = [item for item in found if not wanted & ~item[2]][:_MOST_PAIRED]
+    return _joined("or", within, wanted, left) or _joined("and", around, wanted, left)
+
+
+def _joined(word: str, found: _Found, wanted: int, left: int) -> Candidate | None:
+    pairs = (
+        (one[0] + two[0] + 20, f"{one[1]} {word} {two[1]}")
+        for one, two in combinations(found, 2)
+        if ((one[2] | two[2]) if word == "or" else (one[2] & two[2])) & left == wanted
+    )
+    return min(pairs, key=lambda item: item[0], default=None)
+
+
+# --- what each cache is
+
+
+def _before(seen: Sequence[Observation]) -> list[Rule]:
+    known = [item for item in seen if item.layers is not None]
+    forms = {tuple(map(shape, item.before)) for item in known}
+    if len(forms) > 1:
+        raise Unexplained("the entries before those of layers change with the configuration")
+    return [_rule([(item.names, item.before[at]) for item in known]) for at in range(len(known[0].before))]
+
+
+def _described(name: str, seen: Sequence[Observation]) -> Rule:
+    """Return the rule of a shape without its condition, each parameter named by the argument that has its value."""
+    return _rule([(i.names, spec) for i in seen for spec in i.layers or () if shape(spec) == name])
+
+
+def _rule(instances: Sequence[tuple[Mapping[str, object], CacheSpec]]) -> Rule:
+    first = instances[0][1]
+    if first.kind not in KINDS:
+        raise Unexplained("a cache class of its own, which no kind of a manifest stands for", found=first.kind)
+    rule: Rule = {"cache": first.kind}
+    for at, (name, _) in enumerate(first.parameters):
+        rule[name] = _parameter([(names, spec.parameters[at][1]) for names, spec in instances], name)
+    if first.of:
+        rule["of"] = [
+            _rule([(names, spec.of[at]) for names, spec in instances]) for at in range(len(first.of))
+        ]
+    return rule
+
+
+def _parameter(instances: Iterable[tuple[Mapping[str, object], int]], name: str) -> str | int:
+    """Return the argument that has the parameter's value everywhere; a number where it is always the same."""
+    instances = list(instances)
+    values = {value for _, value in instances}
+    if name in _FIXED and len(values) == 1:
+        return values.pop()
+    names = [n for n in _integers([names for names, _ in instances]) if all(known[n] == value for known, value in instances)]
+    if names:
+        return min(names, key=lambda text: (name not in text, len(text)))
+    if len(values) == 1:
+        return values.pop()
+    raise Unexplained(f"no argument gives the {name} of a cache", found=sorted(values))
+
+
+def _integers(known: Sequence[Mapping[str, object]]) -> list[str]:
+    first = known[0]
+    return [
+        name
+        for name in first
+        if name.isidentifier() and not name.startswith("_") and all(type(names.get(name)) is int for names in known)
+    ]
+
+
+__all__ = ["Observation", "Rules", "Unexplained", "generalise", "shape", "small_integers", "written_out"]

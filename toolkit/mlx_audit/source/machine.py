@@ -1,0 +1,198 @@
+"""The interpreter's state: what was built, what was found, how much work is left."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from mlx_audit.source.events import Event, Finding, findings
+from mlx_audit.source.modules import Library, SourceModule
+from mlx_audit.source.report import Consumer
+from mlx_audit.source.values import OPAQUE, Class, Instance, Value
+
+STEPS = 400_000
+"""How many pieces of syntax are looked at before a file counts as too large to follow."""
+
+DEEPEST_CALL = 24
+LONGEST_TEXT = 120
+
+
+class Exhausted(Exception):
+    """The file asks for more work than is spent on one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition on the configuration, the class that it decides about, and the class that it is written in."""
+
+    text: str
+    needs: str = ""
+    place: str = ""
+
+    def denies(self, other: Guard) -> bool:
+        """Return whether this is the opposite of another condition on the same object."""
+        return self.place == other.place and self.text == f"not ({other.text})"
+
+
+@dataclass
+class Record:
+    """An object on the heap: its class, its attributes, and the conditions under which it was built."""
+
+    cls: Class
+    born: str
+    guards: tuple[Guard, ...]
+    attributes: dict[str, Value] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+    places: dict[str, tuple[ast.expr, Frame]] = field(default_factory=dict)
+
+
+@dataclass
+class Frame:
+    """One running function, class body or module."""
+
+    module: SourceModule
+    symbol: str
+    names: dict[str, Value] = field(default_factory=dict)
+    outer: Frame | None = None
+    owner: Class | None = None
+    receiver: Value | None = None
+    globals: set[str] = field(default_factory=set)
+    returned: list[Value] = field(default_factory=list)
+    yielded: list[Value] = field(default_factory=list)
+    leaving: list[dict[str, Value]] = field(default_factory=list)
+    branches: int = 0
+    rotation: bool = False
+
+    def find(self, name: str) -> Value | None:
+        """Return what a name is bound to here or in a function around it."""
+        frame: Frame | None = self
+        while frame is not None:
+            if name in frame.names and name not in frame.globals:
+                return frame.names[name]
+            frame = frame.outer
+        return None
+
+
+class Machine:
+    """Runs a model's source over abstract values, and notes who consumes the position.
+
+    How a kind of expression or statement runs is a function registered in `EXPRESSIONS` or `STATEMENTS`.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.heap: list[Record] = []
+        self.closures: list[Frame] = []
+        self.found: dict[tuple[object, ...], list[Consumer]] = {}
+        self.notes: dict[str, None] = {}
+        self.memo: dict[object, Value] = {}
+        self.running: list[object] = []
+        self.guards: tuple[Guard, ...] = ()
+        self.phase = "model"
+        self.steps = STEPS
+        self.constants: dict[tuple[SourceModule, str], Value] = {}
+        self.built: dict[object, Instance] = {}
+        self.changed = False
+        self.tested: list[ast.expr] = []
+
+    def value(self, node: ast.expr, frame: Frame) -> Value:
+        """Return what an expression is."""
+        self.spend()
+        run = EXPRESSIONS.get(type(node))
+        return run(self, node, frame) if run else OPAQUE
+
+    def block(self, body: list[ast.stmt], frame: Frame) -> bool:
+        """Run statements; return whether control can reach their end."""
+        guards = self.guards
+        try:
+            for statement in body:
+                self.spend()
+                run = STATEMENTS.get(type(statement))
+                if run and not run(self, statement, frame):
+                    return False
+            return True
+        finally:
+            self.guards = guards
+
+    def spend(self) -> None:
+        """Count one step."""
+        self.steps -= 1
+        if self.steps < 0:
+            raise Exhausted
+
+    def record(self, instance: Instance) -> Record:
+        """Return the record of an object."""
+        return self.heap[instance.number]
+
+    @contextmanager
+    def guarded(self, *guards: Guard) -> Iterator[None]:
+        """Run under further conditions."""
+        before = self.guards
+        self.guards = before + tuple(guard for guard in guards if guard not in before)
+        try:
+            yield
+        finally:
+            self.guards = before
+
+    def note(self, text: str, node: ast.AST, frame: Frame) -> None:
+        """Note what could not be followed."""
+        if self.phase == "step":
+            self.notes.setdefault(f"{frame.module.file.name}:{getattr(node, 'lineno', 1)}: {text}")
+
+    def tell(self, event: Event) -> bool:
+        """Put an event to the rules; return whether one found a hazard after which nothing is followed."""
+        if self.phase != "step":
+            return False
+        hazard = False
+        for finding in findings(event):
+            self.report(finding, event.node, event.frame)
+            hazard = hazard or bool(finding.code and not finding.goes_on)
+        return hazard
+
+    def report(self, finding: Finding, node: ast.AST, frame: Frame) -> None:
+        """Keep a finding, under the conditions that hold now."""
+        if any(one.denies(other) for one in self.guards for other in self.guards):
+            return
+        texts = list(dict.fromkeys(guard.text for guard in self.guards if guard.text))
+        needs = [guard.needs for guard in self.guards if guard.needs]
+        consumer = Consumer(
+            finding.code,
+            finding.kind,
+            frame.module.file,
+            getattr(node, "lineno", 1),
+            getattr(node, "col_offset", 0) + 1,
+            frame.symbol,
+            finding.what,
+            " and ".join(texts),
+            tuple(needs[-1:]),
+        )
+        kept = self.found.setdefault(consumer.place, [])
+        if consumer not in kept:
+            kept.append(consumer)
+
+    def consumers(self) -> tuple[Consumer, ...]:
+        """Return what was found: one consumer a place, with all the conditions under which it is reached."""
+        return tuple(_merged(self.found[place]) for place in sorted(self.found, key=str))
+
+
+def _merged(same: list[Consumer]) -> Consumer:
+    first = same[0]
+    if any(not consumer.when for consumer in same):
+        return replace(first, when="", needs=())
+    whens = list(dict.fromkeys(consumer.when for consumer in same))
+    needs = tuple(sorted({need for consumer in same for need in consumer.needs}))
+    return replace(first, when=" or ".join(whens), needs=needs)
+
+
+def text_of(node: ast.AST) -> str:
+    """Return an expression as source, on one line and not too long."""
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+
+
+Expression = Callable[[Machine, ast.expr, Frame], Value]
+Statement = Callable[[Machine, ast.stmt, Frame], bool]
+EXPRESSIONS: dict[type[ast.expr], Expression] = {}
+STATEMENTS: dict[type[ast.stmt], Statement] = {}

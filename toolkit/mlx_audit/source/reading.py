@@ -1,0 +1,36 @@
+"""Reading one model file: build its model, make its caches, run one step of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlx_audit.source.machine import Exhausted, Machine
+from mlx_audit.source.modules import Library, Unreadable
+from mlx_audit.source.report import SourceReport
+from mlx_audit.source.stepping import NoModel, run_model
+
+_NOTHING: Mapping[str, Path] = {}
+
+
+def read_source(file: Path, overlay: Mapping[str, Path] = _NOTHING) -> SourceReport:
+    """Return who consumes the position in a model file and in what it reaches.
+
+    The file is parsed, never imported: its code does not run, whatever it is.
+
+    Args:
+        file: A model file laid out as mlx-lm's are.
+        overlay: Files to read in place of modules, by full name such as `mlx_lm.models.rope_utils`.
+    """
+    library = Library(overlay)
+    machine = Machine(library)
+    unreadable = ""
+    try:
+        run_model(machine, library.main(file))
+    except (Unreadable, NoModel) as problem:
+        unreadable = str(problem)
+    except Exhausted:
+        unreadable = f"{file}:1: too large to follow to its end"
+    except RecursionError:
+        unreadable = f"{file}:1: calls nest too deeply to be followed"
+    return SourceReport(file, machine.consumers(), unreadable, (*library.problems, *machine.notes))

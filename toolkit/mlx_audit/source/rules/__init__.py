@@ -1,0 +1,7 @@
+"""The rules: one small function a mechanism, found by importing every file of this folder."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
