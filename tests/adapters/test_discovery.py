@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adapters.distributions import PLAIN, write_distribution
+from adapters.conftest import Install
+from adapters.distributions import PLAIN, forget, write_distribution
 from command import environment, mlx_audit
 from mlx_audit.adapters import GenericAdapter, adapter_for
 from mlx_audit.decode import CompiledDecodeSession
@@ -25,32 +25,6 @@ from proved import write_proof
 from tiny_models import tiny_model, tokens
 
 QWEN2 = "mlx_lm.models.qwen2"
-Install = Callable[..., Path]
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Install a distribution in this process: it is really on `sys.path`, and gone after the test."""
-    before = set(sys.modules)
-
-    def installed(name: str, files: Mapping[str, str], adapters: Mapping[str, str]) -> Path:
-        site = write_distribution(tmp_path, name, files, adapters)
-        monkeypatch.syspath_prepend(site)
-        forget()
-        return site
-
-    forget()
-    yield installed
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-    monkeypatch.undo()
-    forget()
-
-
-def forget() -> None:
-    registered._registered.cache_clear()
-    registered.adapter_files.cache_clear()
 
 
 def refusal(model: Any) -> str:
@@ -150,7 +124,7 @@ def test_an_adapter_that_is_not_there_is_refused(value: str, install: Install) -
     assert "cannot be read" in text
 
 
-def digest(install: Install) -> str | None:
+def digest() -> str | None:
     forget()
     manifest = find_manifest("qwen2")
     assert manifest is not None
@@ -167,9 +141,9 @@ def test_the_digest_covers_what_an_adapter_imports_of_its_own_package(install: I
         "acme/deep/below.py": "WIDTH = 1\n",
         "acme/unused.py": "WIDTH = 1\n",
     }
-    assert digest(install) is None
+    assert digest() is None
     site = install("acme", files, {QWEN2: "acme.adapters.qwen2:Adapter"})
-    first = digest(install)
+    first = digest()
     assert first is not None
     assert "acme.adapters" not in sys.modules, "a digest imports nothing"
     assert type(adapter_for(tiny_model("qwen2"))).__module__ == "acme.caches"
@@ -177,16 +151,16 @@ def test_the_digest_covers_what_an_adapter_imports_of_its_own_package(install: I
     for path in ("acme/caches.py", "acme/deep/below.py", "acme/__init__.py"):
         file = site / path
         file.write_text(file.read_text() + "# a comment\n")
-        assert digest(install) == first, path
+        assert digest() == first, path
         file.write_text(file.read_text() + "OTHER = 2\n")
-        assert digest(install) != first, path
-        first = digest(install)
+        assert digest() != first, path
+        first = digest()
     (site / "acme" / "unused.py").write_text("WIDTH = 2\n")
-    assert digest(install) == first
+    assert digest() == first
     (site / "acme-1.0.dist-info" / "entry_points.txt").write_text(
         f"[mlx_audit.adapters]\n{QWEN2} = acme.adapters.qwen2:Other\n"
     )
-    assert digest(install) != first, "another class of the same files"
+    assert digest() != first, "another class of the same files"
 
 
 def test_a_record_vouches_for_the_adapter_that_it_was_made_with(

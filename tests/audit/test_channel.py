@@ -90,7 +90,8 @@ def test_what_the_target_started_delays_nothing(tmp_path: Path, harm: str, group
     started = time.monotonic()
     (outcome,) = run_audits([request(model, write_config(tmp_path))])
     assert time.monotonic() - started < 30
-    assert (outcome.results[0].checks == []) == bool(harm)
+    statuses = {check.status for check in outcome.results[0].checks if not check.code.startswith("SRC")}
+    assert (statuses == {"not-run"}) == bool(harm)
 
 
 def test_halves_of_surrogate_pairs_and_huge_messages_are_carried(tmp_path: Path) -> None:

@@ -72,6 +72,14 @@ def test_a_claim_that_does_not_hold_leaves_the_old_record(shared: SharedRun, tmp
     assert path.read_bytes() == before
 
 
+def test_a_record_is_of_the_adapter_that_was_audited(shared: SharedRun, tmp_path: Path) -> None:
+    results = [result.model_copy(deep=True) for result in outcome(shared, "qwen2").results]
+    results[1].digests["adapter"] = "sha256:of one that only the child has found"
+    with pytest.raises(NotRecorded, match="another adapter was audited"):
+        record(outcome(shared, "qwen2", results), tmp_path)
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_without_claims_there_is_nothing_to_record(shared: SharedRun, tmp_path: Path) -> None:
     undecided = [r.model_copy(deep=True) for r in outcome(shared, "llama").results if r.variant == "sliding"]
     for result in undecided:
@@ -107,8 +115,11 @@ def test_a_configuration_or_a_file_is_refused(tmp_path: Path) -> None:
 def test_where_records_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLX_AUDIT_RECORDS", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert record_folder() == resources.model_audits() / "records"
+    llama = Request.of(resolve_target("llama"), Options())
+    assert record_folder(llama) == resources.model_audits() / "records"
     (tmp_path / "model_audits").mkdir()
-    assert record_folder() == Path("model_audits/records")
+    assert record_folder(llama) == Path("model_audits/records")
+    own = llama.model_copy(update={"manifest": tmp_path / "own" / "mine.yaml"})
+    assert record_folder(own) == tmp_path / "own" / "records", "beside a manifest of one's own"
     monkeypatch.setenv("MLX_AUDIT_RECORDS", str(tmp_path / "mine"))
-    assert record_folder() == tmp_path / "mine"
+    assert record_folder(own) == record_folder(llama) == tmp_path / "mine"

@@ -13,7 +13,15 @@ from audited import green, red
 from kind_models import kind_subject
 from mlx_audit.checks.base import CheckFailed
 from mlx_audit.checks.runs import Comparer
-from mlx_audit.checks.tolerance import POLICY, error_allowed, largest_difference, table, tolerance_for
+from mlx_audit.checks.reference import error_against
+from mlx_audit.checks.tolerance import (
+    POLICY,
+    error_allowed,
+    largest_difference,
+    relative_difference,
+    table,
+    tolerance_for,
+)
 from mlx_audit.decode import CompiledDecodeSession as Session
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -61,7 +69,23 @@ def test_what_is_not_a_number_is_never_accepted(name: str, bad: float) -> None:
     broken = mx.array([1.0, bad])
     assert not bound.accepts(broken, ONE)
     assert not bound.accepts(ONE, broken)
-    assert not bound.accepts(broken, broken), "two wrong runs are no proof of each other"
+    alike = broken if bad != -mx.inf else mx.array([bad, bad])
+    assert not bound.accepts(alike, alike), "two wrong runs are no proof of each other"
+
+
+@pytest.mark.parametrize("name", ["exact", "reordered", "kernel"])
+def test_minus_infinity_in_both_marks_an_id_that_is_never_to_be_chosen(name: str) -> None:
+    bound, hidden = tolerance_for(name, "float32", "cpu"), mx.array([-mx.inf])
+    marked = mx.concatenate([ONE, hidden])
+    assert bound.accepts(marked, marked)
+    assert bound.allowed(marked) == bound.allowed(ONE)
+    assert largest_difference(marked, marked) == 0.0
+    assert relative_difference(mx.concatenate([ONE + 1, hidden]), marked) == 0.25
+    assert error_against(marked, mx.concatenate([ONE + 1, hidden])) == 1 / 3
+    assert not bound.accepts(mx.concatenate([ONE + 1, hidden]), marked)
+    for other in (mx.array([0.0]), mx.array([mx.nan]), mx.array([mx.inf])):
+        assert not bound.accepts(mx.concatenate([ONE, other]), marked)
+        assert not bound.accepts(marked, mx.concatenate([ONE, other]))
 
 
 def test_shapes_are_not_broadcast() -> None:

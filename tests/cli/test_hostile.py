@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from command import COMMAND, environment, mlx_audit
+from command import COMMAND, environment, mlx_audit, results_of
 from mlx_audit.errors import MlxAuditError, clean, storable
 from mlx_audit.evidence.records import RecordError, find_record, require_writable, write_atomically
 from mlx_audit.models.modules import import_file
@@ -211,7 +211,32 @@ def test_texts_of_errors_are_one_line() -> None:
 def test_a_death_before_the_plan_is_not_an_empty_selection(tmp_path: Path) -> None:
     model = write_model(tmp_path, "dies", more="\nimport os\nos.abort()\n")
     done = mlx_audit("run", model, "--config", write_config(tmp_path), "--only", "TRC001")
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (4, "")
+    assert "died with SIGABRT (signal 6) while the model was loaded" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        ("while True: pass", "was stopped after 8 s (time-out) while the model was loaded"),
+        ("import os; os._exit(0)", "ended with exit status 0 while the model was loaded"),
+        ("raise SystemExit(0)", "harm.py:277: the model file cannot be imported"),
+        ("def (", "harm.py:277: the model file cannot be imported"),
+        (f"x = {'(' * 3000}1{')' * 3000}", "too many nested parentheses"),
+        (f"x = {'-' * 100_000}1", "cannot be imported"),
+        (f"#{'x' * 60}\n" * 900_000 + "raise SystemExit(0)", "cannot be imported"),
+    ],
+    ids=["loops", "ends", "exits", "syntax", "nested", "signs", "50 MB"],
+)
+def test_a_model_that_cannot_be_loaded_is_undecided_with_the_reason(
+    tmp_path: Path, harm: str, reason: str
+) -> None:
+    model = write_model(tmp_path, "harm", more=f"\n\n{harm}\n")
+    code, results = results_of(model, "--config", write_config(tmp_path), "--timeout", "8")
+    assert (code, [result.verdict for result in results]) == (4, ["undecided"])
+    checks = {check.code: check for check in results[0].checks}
+    assert reason in checks["TRC001"].reason
+    assert {check.status for check in checks.values()} <= {"not-run", "pass"}
 
 
 def test_names_of_files_make_names_of_modules(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 _SMALL = 24
 """Integers up to this are varied: periods, offsets, numbers of layers, windows."""
 
-_LISTS = (list, str)
+_SPARE = 3
+"""Entries that such a list may have beyond the layers."""
 
 
 @dataclass(frozen=True)
@@ -49,43 +50,50 @@ def home_of(config: Mapping[str, Any], arguments: Any) -> tuple[str, ...]:
 def _changes(
     config: Mapping[str, Any], known: Mapping[str, Any], count: int
 ) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    lists = {name: value for name, value in config.items() if _per_layer(value, count)}
     counted = [name for name, value in known.items() if value == count and name.endswith(("layers", "layer"))]
-    for number in (count + 1, count + 2, count + 3, 2 * count, 3 * count + 1):
-        longer = {name: _cycled(value, number) for name, value in lists.items()}
-        yield f"{number} layers", {**config, **longer, **dict.fromkeys(counted, number)}, True
+
+    def longer(number: int) -> dict[str, Any]:
+        return {**_resized(config, count, number), **dict.fromkeys(counted, number)}
+
+    for number in (count + 1, count + 2, count + 3, 2 * count, 2 * count + 1, 3 * count + 1):
+        yield f"{number} layers", longer(number), True
     for name in counted:
         yield f"{name} {count + 1} alone", {**config, name: count + 1}, False
+    yield from _turned(config, count)
+    yield from _moved(config, count)
+    number = 2 * count + 1
+    for name, value in known.items():
+        if type(value) is not int or not 0 <= value <= _SMALL or name in counted:
+            continue
+        for other in (value + 1, value - 1, value + count // 2 + 1):
+            if other >= 1:  # a size of nothing is divided by in code that no exception leaves
+                yield f"{name} {other} with {number} layers", {**longer(number), name: other}, True
+
+
+def _turned(config: Mapping[str, Any], count: int) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Turn all lists of one entry a layer alike, and each of them alone, also those of mappings inside."""
+    lists = {name: value for name, value in config.items() if _per_layer(value, count)}
     for shift in range(1, min(count, 5)):
-        turned = {name: value[shift:count] + value[:shift] + value[count:] for name, value in lists.items()}
-        if any(turned[name] != lists[name] for name in lists):
-            yield f"the pattern turned by {shift}", {**config, **turned}, True
+        yield f"the pattern turned by {shift}", {**config, **_all_turned(lists, shift, count)}, True
     for name, value in lists.items():
         yield f"{name} reversed", {**config, name: value[:count][::-1] + value[count:]}, True
-    yield from _numbers_changed(config, known, count, set(counted))
-    yield from _sets_changed(config, count)
+        yield f"{name} turned", {**config, **_all_turned({name: value}, 1, count)}, True
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            for label, changed, binding in _turned(value, count):
+                yield f"{name}: {label}", {**config, name: changed}, binding
 
 
-def _numbers_changed(
-    config: Mapping[str, Any], known: Mapping[str, Any], count: int, apart: set[str]
-) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    number = 2 * count + 1
-    lists = {key: _cycled(item, number) for key, item in config.items() if _per_layer(item, count)}
-    longer = {**config, **lists, **dict.fromkeys(apart, number)}
-    for name, value in known.items():
-        if type(value) is not int or not 0 <= value <= _SMALL or name in apart:
-            continue
-        for other in (value + 1, value - 1):
-            if other >= 1:  # a size of nothing is divided by in code that no exception leaves
-                yield f"{name} {other} with {number} layers", {**longer, name: other}, True
+def _all_turned(lists: Mapping[str, Any], shift: int, count: int) -> dict[str, Any]:
+    return {name: value[shift:count] + value[:shift] + value[count:] for name, value in lists.items()}
 
 
-def _sets_changed(config: Mapping[str, Any], count: int) -> Iterator[tuple[str, dict[str, Any], bool]]:
+def _moved(config: Mapping[str, Any], count: int) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Move the layers that a list names by one."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            for label, changed, binding in _sets_changed(value, count):
-                yield f"{name}.{label}", {**config, name: changed}, binding
+            for label, changed, binding in _moved(value, count):
+                yield f"{name}: {label}", {**config, name: changed}, binding
         elif _numbers(value) and len(value) < count:
             for shift in (1, -1):
                 moved = [at + shift for at in value if 0 <= at + shift < count]
@@ -93,16 +101,26 @@ def _sets_changed(config: Mapping[str, Any], count: int) -> Iterator[tuple[str, 
                     yield f"{name} moved by {shift}", {**config, name: moved}, True
 
 
+def _resized(config: Mapping[str, Any], count: int, number: int) -> dict[str, Any]:
+    """Repeat lists of one entry a layer for another number of layers."""
+    found = dict(config)
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found[name] = _resized(value, count, number)
+        elif _per_layer(value, count):
+            found[name] = (value[:count] * (number // count + 1))[:number]
+    return found
+
+
 def _per_layer(value: Any, count: int) -> bool:
-    return isinstance(value, _LISTS) and count > 1 and count <= len(value) <= count + 3
+    """Whether a value can be a list with an entry a layer, or a string with a letter a layer."""
+    if isinstance(value, str):
+        return len(value) == count and value.upper() == value
+    return isinstance(value, list) and count > 1 and count <= len(value) <= count + _SPARE
 
 
 def _numbers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
-
-
-def _cycled(value: Any, number: int) -> Any:
-    return (value * (number // len(value) + 1))[:number]
 
 
 def _left(arguments: Any, config: Mapping[str, Any]) -> dict[str, Any]:

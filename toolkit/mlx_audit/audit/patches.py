@@ -14,6 +14,9 @@ from mlx_audit.evidence.results import Result
 from mlx_audit.models.target import Target
 
 
+_MODELS = "mlx_lm/models/"
+
+
 @dataclass(frozen=True)
 class Patch:
     """A patched model: its own file first, then the helpers that its configuration needs mended."""
@@ -57,11 +60,19 @@ def make_patch(target: Target, unpatched: Iterable[Result]) -> Patch:
         TargetError: a file cannot be patched.
     """
     main = target.file or mlx_lm_models() / f"{(target.module or '').rpartition('.')[2]}.py"
-    named = {file for result in unpatched for check in result.checks for file in check.figures.get("files", ())}
-    helpers = sorted(Path(file) for file in named if Path(file) != main)
+    named = {mlx_lm_models() / name for name in _helpers(unpatched)}
+    helpers = sorted(file for file in named if file != main and file.is_file())
     sources = [patch_source(main, "" if target.file else target.module or "")]
     sources += [patch_source(file, f"mlx_lm.models.{file.stem}") for file in helpers]
     return Patch(target, tuple(source for source in sources if source.before != source.after))
+
+
+def _helpers(results: Iterable[Result]) -> Iterator[str]:
+    """Yield the names of mlx-lm's model files in which reading found what this configuration reaches."""
+    for check in (check for result in results for check in result.checks if check.code.startswith("SRC")):
+        for place in (check.where or "", *check.figures.get("more_places", ())):
+            if place.startswith(_MODELS):
+                yield place.removeprefix(_MODELS).partition(":")[0]
 
 
 def obstacles(results: Sequence[Result]) -> list[str]:

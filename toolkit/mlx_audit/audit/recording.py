@@ -37,7 +37,6 @@ def require_recordable(request: Request) -> None:
         (options.partial, "only some tiers or checks are selected"),
         (request.config is not None, "a single configuration does not prove its variant"),
         (request.manifest is None, "no manifest declares the target"),
-        (request.file is not None, "the model is a file, not a module of mlx-lm"),
         (options.dtype != "float32", "records are made in float32"),
     )
     for refused, reason in reasons:
@@ -45,7 +44,8 @@ def require_recordable(request: Request) -> None:
             raise NotRecorded(
                 f"no record can be made: {reason}",
                 where=request.text,
-                fix="mlx-audit run FAMILY --record, without --tier, --only, --config and --dtype",
+                fix="mlx-audit run FAMILY --record, without --tier, --only, --config and --dtype; "
+                "a file needs a manifest: mlx-audit draft",
             )
 
 
@@ -56,10 +56,13 @@ def _require_nothing_planted() -> None:
         )
 
 
-def record_folder() -> Path:
-    """Return where records are written: $MLX_AUDIT_RECORDS, else ./model_audits/records, else the shipped ones."""
+def record_folder(request: Request) -> Path:
+    """Return where a target's record is written: $MLX_AUDIT_RECORDS; `records/` beside a manifest of the user's own;
+    else ./model_audits/records, else where the shipped ones are."""
     if named := os.environ.get("MLX_AUDIT_RECORDS"):
         return Path(named)
+    if request.manifest is not None and request.manifest.parent != resources.model_audits().resolve():
+        return request.manifest.parent / "records"
     here = Path("model_audits")
     return (here if here.is_dir() else resources.model_audits()) / "records"
 

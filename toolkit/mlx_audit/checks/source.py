@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import mlx.nn as nn
-
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
+from mlx_audit.checks.conditions import is_met
 from mlx_audit.checks.subject import Source, Subject
 from mlx_audit.source import Consumer, SourceReport
 
@@ -23,8 +22,8 @@ class SourceCheck(Check):
     repeated = True
 
     def run(self, subject: Subject) -> Figures:
-        built = _built(subject.lazy_model)
-        return self._judge(subject.source.report(), lambda hazard: bool(set(map(_last, hazard.needs)) & built))
+        model = subject.lazy_model
+        return self._judge(subject.source.report(), lambda hazard: is_met(hazard, model))
 
     def read(self, source: Source) -> Figures:
         return self._judge(source.report(), lambda _: False)
@@ -42,13 +41,13 @@ class SourceCheck(Check):
         if not sure:
             return figures
         more = f" (and {len(sure) - 1} more places)" if len(sure) > 1 else ""
-        figures["files"] = sorted({str(hazard.file) for hazard in sure})
-        figures["places"] = [_text(hazard) for hazard in sure[:_MOST]]
-        raise CheckFailed(f"{sure[0].what}{more}", where=sure[0].place, figures=figures)
+        if sure[1:]:
+            figures["more_places"] = [_text(hazard) for hazard in sure[1:_MOST]]
+        raise CheckFailed(f"{sure[0].what}{more}", where=sure[0].where, figures=figures)
 
 
 def _text(hazard: Consumer) -> str:
-    return f"{hazard.place} {hazard.kind}: {hazard.what}"
+    return f"{hazard.where} {hazard.kind}: {hazard.what}"
 
 
 def _condition(hazard: Consumer) -> str:
@@ -57,12 +56,6 @@ def _condition(hazard: Consumer) -> str:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _built(model: nn.Module) -> set[str]:
-    """Names of the classes that a built model has instances of, base classes included."""
-    found: Sequence[nn.Module] = model.modules()
-    return {base.__name__ for module in found for base in type(module).__mro__}
 
 
 class PositionStaysOnDevice(SourceCheck):

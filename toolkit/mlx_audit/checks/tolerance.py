@@ -131,9 +131,9 @@ def table() -> str:
 def largest_difference(got: mx.array, want: mx.array) -> float:
     """Return the largest absolute difference; infinity where shapes differ, or one is not a number.
 
-    Minus infinity in both is no difference: it marks an id that is never to be chosen.
+    Minus infinity in both is no difference: it marks an id that is never to be chosen. Some id must be left.
     """
-    if got.shape != want.shape:
+    if got.shape != want.shape or (got.size and host_float(mx.max(want)) == -np.inf):
         return float("inf")
     difference = host_float(mx.max(_gap(got, want))) if got.size else 0.0
     return difference if np.isfinite(difference) else float("inf")

@@ -39,11 +39,17 @@ def adapt_as_patch(
     """
     from mlx_audit.audit.patches import make_patch
     from mlx_audit.audit.request import Options
+    from mlx_audit.checks.profiles import PROFILES
     from mlx_audit.models.target import resolve_target
 
-    resolved = resolve_target(_choices.target(target), config)
     if output is not None:
         _choices.output("--output", output)
+    elif json == "-":
+        raise MlxAuditError("both the patch and the results would go to stdout", fix="name a file: -o FILE")
+    _choices.one_of("--profile", profile, list(PROFILES))
+    _choices.seconds("--timeout", timeout)
+    _choices.require_temporary_folder()
+    resolved = resolve_target(_choices.target(target), config)
     before = _audited(resolved, config, Options(tiers=["static"]), timeout)
     _console.note("as it is:")
     _show(before, partial=True)
@@ -57,6 +63,7 @@ def adapt_as_patch(
         after = _audited(resolved, config, Options(profile=profile), timeout, overlay)
     _console.note(f"patched by {', '.join(patch.applied)}:")
     _show(after, partial=False)
+    _show_against_unpatched(after)
     if json is not None:
         from mlx_audit.cli.run import write_json
 
@@ -91,6 +98,22 @@ def _show(outcome: Outcome, *, partial: bool) -> None:
     _render.show_outcomes(_console.stderr(), [outcome], partial=partial)
 
 
+def _show_against_unpatched(outcome: Outcome) -> None:
+    """Say how the patched model's eager logits stand to the unpatched model's."""
+    for result in outcome.results:
+        for check in result.checks:
+            if check.code != "PAR008" or check.status != "pass":
+                continue
+            figures = check.figures
+            equal = "bit-equal to" if figures["bit_equal"] else "equal, but for the order of sums, to"
+            most = "" if figures["bit_equal"] else f" (largest difference {figures['max_difference']:.3g})"
+            _console.note(
+                f"{result.variant} {result.configuration}: eager logits are {equal} the unpatched ones{most}"
+            )
+            for how, what in figures["upstream"].items():
+                _console.note(f"    the unpatched model, {how}, {what}")
+
+
 def _offer(patch: Patch, after: Outcome, output: Path | None) -> int:
     """Write the diff where every configuration is capable; otherwise say what stands in the way."""
     from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, UNDECIDED
@@ -109,9 +132,7 @@ def _offer(patch: Patch, after: Outcome, output: Path | None) -> int:
     try:
         write_atomically(output.absolute(), patch.diff)
     except OSError as error:
-        raise MlxAuditError(
-            "the patch cannot be written", where=str(output), found=error.strerror
-        ) from error
+        raise MlxAuditError("the patch cannot be written", where=str(output), found=error.strerror) from error
     own = patch.target.file is not None
     folder = str(patch.sources[0].path.parent) if own else "the folder that holds mlx_lm/"
     _console.note(f"wrote {output}; apply it in {folder}: patch -p1 < {output.name}")

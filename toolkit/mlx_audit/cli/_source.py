@@ -28,7 +28,7 @@ def read(target: Target) -> SourceReport:
 
 def to_dict(report: SourceReport) -> dict[str, Any]:
     """Return everything as plain data."""
-    consumers = [{**asdict(item), "file": str(item.file), "place": item.place} for item in report.consumers]
+    consumers = [{**asdict(item), "file": str(item.file), "where": item.where} for item in report.consumers]
     return {
         "file": str(report.file),
         "unreadable": report.unreadable,
@@ -61,5 +61,5 @@ def _line(hazard: Consumer) -> Any:
     condition = hazard.when or ", ".join(need.rpartition(".")[2] for need in hazard.needs)
     sign, style = ("?", "yellow") if condition else ("✕", "red")
     when = f" (only when {condition})" if condition else ""
-    return Text(f"  {sign} {hazard.place} {hazard.code} {hazard.kind}: {hazard.what}{when}", style)
+    return Text(f"  {sign} {hazard.where} {hazard.code} {hazard.kind}: {hazard.what}{when}", style)
 

@@ -59,10 +59,11 @@ def adapt(
         return adapt_as_patch(
             target, config, check=check, output=output, profile=profile, json=json, timeout=timeout
         )
-    if config is not None:
-        raise MlxAuditError(
-            "--config is for patches: a module serves every configuration", fix="leave it out"
-        )
+    for option, value in (("--config", config), ("--json", json)):
+        if value is not None:
+            raise MlxAuditError(
+                f"{option} is for patches: a module serves every configuration", fix="leave it out"
+            )
     resolved = _resolved(_choices.target(target))
     return _check(resolved, check) if check is not None else _write(resolved, output, force)
 
@@ -108,7 +109,7 @@ def _write(target: ResolvedTarget, output: Path | None, force: bool) -> int:
 
     text = generated_text(target)
     if output is None:
-        _console.answer(text)
+        print(text, end="")
         return 0
     place = _choices.output("-o", output)
     if not force:

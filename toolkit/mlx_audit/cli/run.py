@@ -131,7 +131,7 @@ def _require_recordable(requests: list[Request]) -> None:
 
     for request in requests:
         require_recordable(request)
-    require_writable(record_folder())
+        require_writable(record_folder(request))
 
 
 def _audit(requests: list[Request], jobs: int | None, timeout: float, child: Child) -> list[Outcome]:
@@ -201,6 +201,6 @@ def _record(outcomes: list[Outcome]) -> None:
         if outcome.failed is not None:
             continue
         try:
-            _console.note(f"recorded: {record(outcome, record_folder())}")
+            _console.note(f"recorded: {record(outcome, record_folder(outcome.request))}")
         except NotRecorded as reason:
             _console.note(str(reason))

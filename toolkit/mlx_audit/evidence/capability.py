@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence.environment import backend
-from mlx_audit.evidence.live_code import foreign_code
+from mlx_audit.evidence.live_code import foreign_code, own_file
 from mlx_audit.evidence.records import RecordError, find_record, search_path, staleness
-from mlx_audit.manifests import Manifest, find_manifest
+from mlx_audit.manifests import Manifest, find_manifest, load_manifest
 from mlx_audit.models.rope import rope_kind
+
+
+_MOST_BYTES = 1 << 20
+"""Of a YAML file that may be a manifest."""
 
 
 class Identity(NamedTuple):
@@ -29,12 +34,12 @@ def identify(model: Any) -> Identity:
         NotCompileCapable: no manifest, or no variant of it, covers the model.
     """
     module = type(model).__module__
-    manifest = find_manifest(module)
+    manifest = find_manifest(module) or _beside(model)
     if manifest is None:
         raise NotCompileCapable(
             "no manifest declares this model",
             where=module,
-            allowed="a model of mlx-lm whose family has a manifest",
+            allowed="a model of mlx-lm whose family has a manifest, or a model file with a manifest beside it",
             fix="mlx-audit draft MODEL.py --config config.json -o FAMILY.yaml, then mlx-audit run FAMILY.yaml",
         )
     arguments = model
@@ -59,6 +64,18 @@ def identify(model: Any) -> Identity:
     return Identity(manifest, variant, arguments)
 
 
+def _beside(model: Any) -> Manifest | None:
+    """Return the manifest beside a model's own file that names it; other YAML files there are none of ours."""
+    file = own_file(model)
+    if file is None:
+        return None
+    names = re.compile(rf"^module:\s*['\"]?\./{re.escape(file.name)}['\"]?\s*(#.*)?$", re.MULTILINE)
+    for path in sorted(file.parent.glob("*.yaml")):
+        if path.stat().st_size <= _MOST_BYTES and names.search(path.read_text(encoding="utf-8", errors="replace")):
+            return load_manifest(path)
+    return None
+
+
 def require_capable(model: Any, *, records: Path | None = None) -> Identity:
     """Return the identity of a model whose variant has a valid record for this backend.
 
@@ -71,7 +88,9 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
 
     kind = rope_kind(arguments)
     declared = manifest.rope_kinds or ["default"]
-    fix = f"mlx-audit run {manifest.family} --record"
+    own = manifest.module.startswith("./")
+    target = str(manifest.path) if own else manifest.family
+    fix = f"mlx-audit run {target} --record"
     if manifest.variants[variant].claims.compiled_decode in ("undecided", "not-capable"):
         claim = manifest.variants[variant].claims.compiled_decode
         fix = f"decode eagerly: {manifest.path.name} claims {claim} for variant {variant}, until {fix} shows more"
@@ -98,12 +117,12 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
     verdict = recorded.verdict()
     if verdict.name not in ("capable", "limited"):
         raise refused(f"the variant is {verdict.name}", verdict.reason)
-    if foreign := foreign_code(model):
+    if foreign := foreign_code(model, own_file(model) if own else None):
         raise NotCompileCapable(
             "the model runs code that the record does not speak of",
             where=f"{manifest.family}, variant {variant}",
             found="; ".join(foreign[:3]),
-            allowed="modules of mlx.nn and mlx-lm, as they are installed",
+            allowed="modules of mlx.nn and mlx-lm, as they are installed, or of the audited file",
             fix="audit the changed model as a file: mlx-audit run MODEL.py --config config.json",
         )
     if kind not in declared or not recorded.proves_rope(kind, declared[0]):

@@ -16,23 +16,33 @@ _PROVIDES = "new_fixed_capacity_cache"
 """A model that has this method makes its caches itself."""
 
 
-def foreign_code(model: Any) -> list[str]:
+def own_file(model: Any) -> Path | None:
+    """Return the file of a model that is none of mlx-lm's, as Python imported it."""
+    file = _file_of(type(model).__module__)
+    return None if file is None or _is_packaged(file) else file.resolve()
+
+
+def foreign_code(model: Any, own: Path | None = None) -> list[str]:
     """Return why a model may behave otherwise than its source says; empty where all its code is MLX's and mlx-lm's.
 
     Looks at the class of every module, at the file that each class's `__call__` was compiled from (and a method
     `new_fixed_capacity_cache`, where there is one), and at dropout that is switched on. Weights, quantization and
     low-rank adapters of mlx-lm's own classes are fine.
+
+    Args:
+        model: A live model.
+        own: The file of the model itself, where that is none of mlx-lm's and was audited.
     """
     found: dict[str, None] = {}
     for path, module in model.named_modules():
         cls = type(module)
         where = path or "the model"
-        if cls.__module__.split(".")[0] not in _PACKAGES:
+        if not _is_known(cls, own):
             found[f"{where} is a {cls.__module__}.{cls.__qualname__}"] = None
         else:
-            found |= {f"{cls.__module__}.{cls.__qualname__}.{what}": None for what in _foreign_methods(cls)}
+            found |= {f"{cls.__module__}.{cls.__qualname__}.{what}": None for what in _foreign_methods(cls, own)}
         for name, value in vars(module).items():
-            if callable(value) and not _is_known(value):
+            if callable(value) and not _is_known(value, own):
                 found[
                     f"{where}.{name} is {_home(value)}.{getattr(value, '__qualname__', type(value).__name__)}"
                 ] = None
@@ -41,24 +51,36 @@ def foreign_code(model: Any) -> list[str]:
     return list(found)
 
 
-def _is_known(value: Any) -> bool:
+def _is_known(value: Any, own: Path | None) -> bool:
     if isinstance(value, partial):
-        return _is_known(value.func)
-    first = _home(value).split(".")[0]
-    return first in _PACKAGES or first in sys.stdlib_module_names
+        return _is_known(value.func, own)
+    home = _home(value)
+    first = home.split(".")[0]
+    return first in _PACKAGES or first in sys.stdlib_module_names or _is_own(_file_of(home), own)
 
 
 def _home(value: Any) -> str:
     return str(getattr(value, "__module__", None) or type(value).__module__)
 
 
-def _foreign_methods(cls: type) -> Iterator[str]:
+def _file_of(module: str) -> Path | None:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return Path(file) if file is not None else None
+
+
+def _is_own(file: Path | None, own: Path | None) -> bool:
+    return own is not None and file is not None and file.resolve() == own
+
+
+def _foreign_methods(cls: type, own: Path | None) -> Iterator[str]:
     for name in ("__call__", _PROVIDES):
         method = inspect.getattr_static(cls, name, None)
         code = getattr(method, "__code__", None)
-        if isinstance(code, CodeType) and not _is_packaged(Path(code.co_filename)):
-            yield f"{name} comes from {Path(code.co_filename).name}"
-        elif name == _PROVIDES and method is not None and not isinstance(code, CodeType):
+        if isinstance(code, CodeType):
+            file = Path(code.co_filename)
+            if not (_is_packaged(file) or _is_own(file, own)):
+                yield f"{name} comes from {file.name}"
+        elif name == _PROVIDES and method is not None:
             yield f"{name} is no plain method"
 
 

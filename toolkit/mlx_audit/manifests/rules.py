@@ -182,11 +182,12 @@ class _Grid:
 def _layers(seen: Sequence[Observation]) -> list[Rule]:
     known = [item for item in seen if item.layers is not None]
     shapes = list(dict.fromkeys(shape(spec) for item in known for spec in item.layers or ()))
+    shapes.sort(key=lambda name: name != "none")  # of rules that explain as much, those first that take layers out
     if len(shapes) == 1:
         return [_described(shapes[0], known)]
     grid = _Grid(sorted(known, key=lambda item: item.count))
     bits: dict[str, int | None] = {}
-    one, more = layer_conditions([i.names for i in known], [i.count for i in known])
+    one, more = layer_conditions(_telling(known), [i.count for i in known])
     for candidates, joined in ((one, False), (more, False), (more, True)):
         for _, text in candidates:
             bits.setdefault(text, grid.bits(text) if text not in bits else None)
@@ -197,6 +198,28 @@ def _layers(seen: Sequence[Observation]) -> list[Rule]:
         raise Unexplained("no rule tells which layers keep which cache", found=", ".join(shapes))
     rules = [{"when": text, **_described(name, known)} for name, text in ordered[1]]
     return [*rules, _described(ordered[2], known)]
+
+
+def _telling(seen: Sequence[Observation]) -> list[Mapping[str, object]]:
+    """Return the arguments without the numbers whose change alone was seen to change nothing."""
+    names = list(small_integers([item.names for item in seen]))
+    kept = {name for name in names if not _indifferent(name, seen)}
+    idle = set(names) - kept
+    return [{key: value for key, value in item.names.items() if key not in idle} for item in seen]
+
+
+def _indifferent(name: str, seen: Sequence[Observation]) -> bool:
+    """Whether there are observations that differ in this number alone, and all of them have the same layers."""
+    groups: dict[tuple[object, ...], list[Observation]] = {}
+    for item in seen:
+        rest = tuple(repr(value) for key, value in item.names.items() if key != name and _counts(value))
+        groups.setdefault(rest, []).append(item)
+    alike = [group for group in groups.values() if len({item.names[name] for item in group}) > 1]
+    return bool(alike) and all(len({tuple(item.layers or ()) for item in group}) == 1 for group in alike)
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int | str | list | tuple | dict)
 
 
 def _distinct(candidates: Sequence[Candidate], bits: Mapping[str, int | None], everywhere: int) -> _Found:

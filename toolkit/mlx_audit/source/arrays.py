@@ -58,7 +58,7 @@ SELECTING = frozenset(
 PRODUCTS = frozenset({"matmul", "quantized_matmul", "addmm", "einsum", "inner", "outer", "tensordot"})
 BOOLEAN = COMPARING | BITWISE
 
-_ARRAYS = Tag.POSITION | Tag.RANGE | Tag.DATA | Tag.KEYS | Tag.MASK | Tag.OWN | Tag.UNKNOWN
+_ARRAYS = Tag.POSITION | Tag.RANGE | Tag.DATA | Tag.KEYS | Tag.MASK | Tag.OWN | Tag.GROWN | Tag.UNKNOWN
 
 
 def result(name: str, arrays: Many[Value], keywords: dict[str, Value]) -> Value:
@@ -87,10 +87,12 @@ def _carried(name: str, operands: Many[Value]) -> Tags:
         tags |= operand.tags & (_ARRAYS if host else _ARRAYS | Tag.LENGTH | Tag.BEFORE)
     if name in BOOLEAN and tags & (POSITIONS | Tag.MASK):
         return tags & ~(POSITIONS | Tag.DATA | Tag.KEYS) | Tag.MASK
-    if name not in MOVING and name not in BOOLEAN:
-        tags &= ~Tag.MASK
+    if name not in MOVING and name not in BOOLEAN and tags & Tag.MASK:
+        tags = tags & ~Tag.MASK | Tag.POSITION  # numbers that the position decides
+    if name in ("concatenate", "stack") and tags & Tag.OWN:
+        tags |= Tag.GROWN
     if name in REDUCING or name in SELECTING or name in PRODUCTS:
-        tags &= ~Tag.KEYS
+        tags &= ~(Tag.KEYS | Tag.OWN | Tag.GROWN)
     return absorbed(tags, name in MOVING)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from mlx_audit.source.calls import Arguments, call_function
-from mlx_audit.source.machine import Frame, Machine
+from mlx_audit.source.machine import Frame, Machine, Record
 from mlx_audit.source.resolution import decorators, find_member, is_cache, lookup, module_named
 from mlx_audit.source.values import (
     CACHE,
@@ -26,6 +26,7 @@ from mlx_audit.source.values import (
     Value,
     constant,
     join,
+    lasting,
     of,
     sequence,
     tagged,
@@ -41,6 +42,7 @@ _OF_CACHE = {
     "_offset": POSITION,
     "_idx": POSITION,
     "start_position": POSITION,
+    "slot": POSITION,
     "keys": CACHED,
     "values": CACHED,
     "state": sequence([CACHED], exact=False),
@@ -48,6 +50,7 @@ _OF_CACHE = {
     "caches": sequence([CACHE], exact=False),
     "left_padding": tagged(Tag.DATA),
     "lengths": join(tagged(Tag.DATA), constant(None)),
+    "meta_state": POSITION,
     "nbytes": SIZE,
     "bits": OPAQUE,
     "group_size": OPAQUE,
@@ -96,13 +99,26 @@ def of_instance(machine: Machine, thing: Instance, name: str, node: ast.expr, fr
     if name in record.held:
         return tagged(Tag.HELD)
     if name in record.attributes:
-        return record.attributes[name]
+        return _kept(machine, record, name)
     member = find_member(machine, record.cls, name)
     if member is not None:
-        return bind(machine, member, of(thing), record.cls, node, frame)
+        return lasting(bind(machine, member, of(thing), record.cls, node, frame))
     if is_cache(machine, record.cls):
         return _of_cache(name)
     return constant(False) if name == "training" else OPAQUE
+
+
+def _kept(machine: Machine, record: Record, name: str) -> Value:
+    """Return what an object holds; what a step put there is marked, and its numbers are not known."""
+    value = record.attributes[name]
+    if machine.phase != "step" or record.born != "model":
+        return value
+    if name not in record.held:
+        return lasting(value)
+    numbers = {t for t in value.things if isinstance(t, Constant) and t.type in ("int", "float", "bool")}
+    if not numbers:
+        return lasting(Value(value.tags | Tag.KEPT, value.things, value.open, value.shape))
+    return Value(value.tags | Tag.KEPT | Tag.SHAPE, value.things - numbers)
 
 
 def bind(machine: Machine, member: Value, receiver: Value, cls: Class, node: ast.expr, frame: Frame) -> Value:
@@ -144,7 +160,7 @@ def _of_array(value: Value, name: str) -> Value:
     if name == "shape":
         return shape(value)
     if name in _HOST:
-        return tagged(Tag.SHAPE | (Tag.HELD if value.has(Tag.OWN) and name in ("size", "nbytes") else Tag.NONE)
+        return tagged(Tag.SHAPE | (Tag.HELD if value.has(Tag.GROWN) and name in ("size", "nbytes") else Tag.NONE)
                       | (Tag.MASK if value.has(Tag.MASK) and name == "dtype" else Tag.NONE))  # fmt: skip
     if name == "T":
         return tagged(value.tags, value.shape and tuple(reversed(value.shape)))
@@ -155,4 +171,4 @@ def shape(value: Value) -> Value:
     """Return the shape of an array."""
     if value.shape is not None:
         return sequence(value.shape)
-    return of(Dims(value.tags & (Tag.KEYS | Tag.OWN)), tags=Tag.SHAPE)
+    return of(Dims(value.tags & (Tag.KEYS | Tag.OWN | Tag.GROWN)), tags=Tag.SHAPE)

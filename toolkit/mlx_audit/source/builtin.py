@@ -43,7 +43,7 @@ def run(machine: Machine, event: Called, arguments: Arguments) -> Value:
         return tagged(Tag.UNKNOWN | event.tags & STATE)
     if name == "dict":
         return mapping(dict(arguments.keywords), arguments.others or (OPAQUE if given else None))
-    if name in ("print", "setattr", "delattr"):
+    if name in ("print", "delattr"):
         return NOTHING
     return tagged(event.tags & ~Tag.MASK)
 
@@ -60,7 +60,7 @@ def _isinstance(machine: Machine, event: Called, given: tuple[Value, ...]) -> Va
     thing = value.only()
     if isinstance(thing, Constant) and names:
         return constant(any(_TYPES.get(name) == thing.type for name in names))
-    return tagged(value.tags & ~STATE | (Tag.SHAPE if value.tags else Tag.NONE))
+    return tagged(Tag.UNKNOWN) if value.tags or isinstance(thing, Cache) else OPAQUE
 
 
 _CONTAINERS = {"builtins.list", "builtins.tuple", "builtins.dict", "builtins.complex"}
@@ -116,11 +116,23 @@ def _getattr(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value
     return join(found, given[2]) if len(given) > 2 else found
 
 
+def _setattr(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value:
+    import ast
+
+    from mlx_audit.source.statements import assign
+
+    if len(given) == 3 and isinstance(event.node, ast.Call) and event.node.args:
+        name = given[1].constant()
+        target = ast.Attribute(event.node.args[0], name if isinstance(name, str) else "?")
+        assign(machine, ast.copy_location(target, event.node), given[2], event.frame)
+    return NOTHING
+
+
 def _len(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value:
     thing = given[0].only() if given else None
     if isinstance(thing, Sequence) and thing.exact:
         return constant(len(thing.items))
-    own = given[0].all_tags() & Tag.OWN if given else Tag.NONE
+    own = given[0].all_tags() & (Tag.OWN | Tag.GROWN) if given else Tag.NONE
     return tagged(Tag.SHAPE | (Tag.HELD if own else Tag.NONE)) if given and given[0].all_tags() else OPAQUE
 
 
@@ -175,6 +187,8 @@ _SPECIAL = {
     "isinstance": _isinstance,
     "hasattr": _hasattr,
     "getattr": _getattr,
+    "setattr": _setattr,
+    "object.__setattr__": _setattr,
     "len": _len,
     "range": _range,
     "enumerate": _enumerate,

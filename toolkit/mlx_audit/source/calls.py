@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
+from mlx_audit.source.conditions import Conditions
 from mlx_audit.source.events import Memoized, Rotated
-from mlx_audit.source.machine import DEEPEST_CALL, Frame, Guard, Machine, Record
+from mlx_audit.source.machine import DEEPEST_CALL, Frame, Machine, Record
 from mlx_audit.source.resolution import decorators, find_member, lineage
 from mlx_audit.source.values import (
     NOTHING,
@@ -23,6 +24,7 @@ from mlx_audit.source.values import (
     Tags,
     Value,
     join,
+    lasting,
     mapping,
     of,
     sequence,
@@ -111,7 +113,7 @@ def call_function(
     machine: Machine, function: Function, arguments: Arguments, node: ast.expr, frame: Frame
 ) -> Value:
     """Return what a function returns; one call with the same arguments under the same conditions is run once."""
-    guards: tuple[Guard, ...] = ()
+    guards: Conditions = ()
     owner = function.receiver.only() if function.receiver else None
     if isinstance(owner, Instance) and machine.phase == "step":
         guards = machine.record(owner).guards
@@ -123,7 +125,7 @@ def call_function(
             return machine.memo[key]
         if key in machine.running or len(machine.running) >= DEEPEST_CALL:
             if key not in machine.running:
-                machine.note("calls nest too deeply to be followed", node, frame)
+                machine.stopped = f"{frame.module.file}:{node.lineno}: calls nest too deeply to be followed"
             return tagged(arguments.tags() & STATE | Tag.UNKNOWN)
         machine.running.append(key)
         try:
@@ -209,7 +211,7 @@ def _bind_parameters(machine: Machine, function: Function, arguments: Arguments,
         elif arguments.others is not None and name not in defaults:
             inner.names[name] = arguments.others
         else:
-            inner.names[name] = machine.value(defaults[name], outer) if name in defaults else OPAQUE
+            inner.names[name] = lasting(machine.value(defaults[name], outer)) if name in defaults else OPAQUE
     if spec.vararg:
         extra = positional[len(names) :]
         rest = arguments.rest

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mlx_audit.source.conditions import text_of
 from mlx_audit.source.values import Tags, Value, union
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ class Event:
     @property
     def text(self) -> str:
         """The node as source text."""
-        from mlx_audit.source.machine import text_of
-
         return text_of(self.node)
 
 

@@ -340,7 +340,8 @@ def _contained(
         constants = [held.only() for held in thing.items]
         if all(isinstance(held, Constant) for held in constants):
             return constant((item in constants) is wanted)
-    return SIZE if left.tags else OPAQUE
+    changing = any(isinstance(thing, Mapping) for thing in right.things) or right.has(Tag.LASTING)
+    return tagged(Tag.UNKNOWN) if left.tags or changing else OPAQUE
 
 
 @_runs(ast.IfExp)

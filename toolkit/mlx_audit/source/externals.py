@@ -13,6 +13,7 @@ from mlx_audit.source.values import (
     CACHE,
     NOTHING,
     OPAQUE,
+    SIZE,
     STATE,
     Cache,
     Constant,
@@ -30,7 +31,12 @@ from mlx_audit.source.values import (
     tagged,
 )  # fmt: skip
 
-MASK = tagged(Tag.MASK)
+
+def mask(length: Value = SIZE) -> Value:
+    """Return what a fixed cache makes: a boolean mask of rank 4, over its whole buffer."""
+    return tagged(Tag.MASK, (SIZE, constant(1), length, tagged(Tag.SHAPE | Tag.LENGTH)))
+
+
 MASKS = (f"{MODELS}.base.create_attention_mask", f"{MODELS}.base.create_ssm_mask")
 _WRAPPING = (
     "mlx.core.compile",
@@ -122,7 +128,7 @@ def _cache_method(machine: Machine, name: str, event: Called) -> Value:
     if name in ("update_and_fetch", "keys_and_values"):
         return sequence([CACHED, CACHED])
     if name == "make_mask":
-        return MASK
+        return mask(event.positional[0] if event.positional else SIZE)
     if name == "size":
         return POSITION
     if name == "empty":
@@ -164,4 +170,7 @@ def mask_of(
         if len(arguments.positional) > 1
         else dict(arguments.keywords).get("cache", NOTHING)
     )
-    return NOTHING if cache == NOTHING else MASK
+    if cache == NOTHING:
+        return NOTHING
+    queries = arguments.positional[0].shape if arguments.positional else None
+    return mask(queries[1] if queries and len(queries) > 1 else SIZE)

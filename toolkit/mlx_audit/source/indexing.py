@@ -121,7 +121,7 @@ def size(thing: Dims, length: bool) -> Value:
     tags = Tag.SHAPE
     if length and thing.tags & Tag.KEYS and not thing.tags & Tag.OWN:
         tags |= Tag.LENGTH
-    if thing.tags & Tag.OWN:
+    if thing.tags & Tag.GROWN:
         tags |= Tag.HELD
     return tagged(tags)
 
@@ -153,7 +153,7 @@ def _of_instance(
 def _of_array(base: Value, node: ast.Subscript, event: Sliced) -> Value:
     tags = base.tags
     for index in event.indices:
-        tags |= index.tags & (POSITIONS | Tag.DATA | Tag.KEYS | Tag.MASK | Tag.OWN)
+        tags |= index.tags & (POSITIONS | Tag.DATA | Tag.KEYS | Tag.MASK | Tag.OWN | Tag.GROWN)
     if tags & Tag.DATA and not base.has(Tag.MASK):
         tags &= ~POSITIONS
     if event.indices and base.has(Tag.KEYS) and any(index.has(Tag.DATA) for index in event.indices):

@@ -7,33 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from mlx_audit.source.conditions import Conditions, Guard, merged, possible
 from mlx_audit.source.events import Event, Finding, findings
 from mlx_audit.source.modules import Library, SourceModule
 from mlx_audit.source.report import Consumer
 from mlx_audit.source.values import OPAQUE, Class, Instance, Value
 
-STEPS = 400_000
+STEPS = 100_000
 """How many pieces of syntax are looked at before a file counts as too large to follow."""
 
 DEEPEST_CALL = 24
-LONGEST_TEXT = 120
 
 
 class Exhausted(Exception):
     """The file asks for more work than is spent on one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """A condition on the configuration, the class that it decides about, and the class that it is written in."""
-
-    text: str
-    needs: str = ""
-    place: str = ""
-
-    def denies(self, other: Guard) -> bool:
-        """Return whether this is the opposite of another condition on the same object."""
-        return self.place == other.place and self.text == f"not ({other.text})"
 
 
 @dataclass
@@ -42,7 +29,7 @@ class Record:
 
     cls: Class
     born: str
-    guards: tuple[Guard, ...]
+    guards: Conditions
     attributes: dict[str, Value] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     places: dict[str, tuple[ast.expr, Frame]] = field(default_factory=dict)
@@ -85,16 +72,17 @@ class Machine:
         self.library = library
         self.heap: list[Record] = []
         self.closures: list[Frame] = []
-        self.found: dict[tuple[object, ...], list[Consumer]] = {}
+        self.found: dict[tuple[str, int, int, str, str], tuple[Consumer, dict[Conditions, None]]] = {}
         self.notes: dict[str, None] = {}
         self.memo: dict[object, Value] = {}
         self.running: list[object] = []
-        self.guards: tuple[Guard, ...] = ()
+        self.guards: Conditions = ()
         self.phase = "model"
         self.steps = STEPS
         self.constants: dict[tuple[SourceModule, str], Value] = {}
         self.built: dict[object, Instance] = {}
         self.changed = False
+        self.stopped = ""
         self.tested: list[ast.expr] = []
 
     def value(self, node: ast.expr, frame: Frame) -> Value:
@@ -153,10 +141,8 @@ class Machine:
 
     def report(self, finding: Finding, node: ast.AST, frame: Frame) -> None:
         """Keep a finding, under the conditions that hold now."""
-        if any(one.denies(other) for one in self.guards for other in self.guards):
+        if not possible(self.guards):
             return
-        texts = list(dict.fromkeys(guard.text for guard in self.guards if guard.text))
-        needs = [guard.needs for guard in self.guards if guard.needs]
         consumer = Consumer(
             finding.code,
             finding.kind,
@@ -165,31 +151,24 @@ class Machine:
             getattr(node, "col_offset", 0) + 1,
             frame.symbol,
             finding.what,
-            " and ".join(texts),
-            tuple(needs[-1:]),
         )
-        kept = self.found.setdefault(consumer.place, [])
-        if consumer not in kept:
-            kept.append(consumer)
+        self.found.setdefault(consumer.place, (consumer, {}))[1].setdefault(self.guards)
 
     def consumers(self) -> tuple[Consumer, ...]:
         """Return what was found: one consumer a place, with all the conditions under which it is reached."""
-        return tuple(_merged(self.found[place]) for place in sorted(self.found, key=str))
+        return tuple(_conditional(*self.found[place]) for place in sorted(self.found))
 
 
-def _merged(same: list[Consumer]) -> Consumer:
-    first = same[0]
-    if any(not consumer.when for consumer in same):
-        return replace(first, when="", needs=())
-    whens = list(dict.fromkeys(consumer.when for consumer in same))
-    needs = tuple(sorted({need for consumer in same for need in consumer.needs}))
-    return replace(first, when=" or ".join(whens), needs=needs)
-
-
-def text_of(node: ast.AST) -> str:
-    """Return an expression as source, on one line and not too long."""
-    text = " ".join(ast.unparse(node).split())
-    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
+def _conditional(consumer: Consumer, ways: dict[Conditions, None]) -> Consumer:
+    """Return a consumer with the ways that lead to it."""
+    few = merged(ways)
+    if () in few:
+        return consumer
+    texts = [" and ".join(dict.fromkeys(guard.text for guard in way)) for way in few]
+    needs = {
+        [guard.needs for guard in way if guard.needs][-1:][0] for way in few if any(g.needs for g in way)
+    }
+    return replace(consumer, when=" or ".join(dict.fromkeys(texts)), needs=tuple(sorted(needs)))
 
 
 Expression = Callable[[Machine, ast.expr, Frame], Value]

@@ -33,4 +33,6 @@ def read_source(file: Path, overlay: Mapping[str, Path] = _NOTHING) -> SourceRep
         unreadable = f"{file}:1: too large to follow to its end"
     except RecursionError:
         unreadable = f"{file}:1: calls nest too deeply to be followed"
-    return SourceReport(file, machine.consumers(), unreadable, (*library.problems, *machine.notes))
+    return SourceReport(
+        file, machine.consumers(), unreadable or machine.stopped, (*library.problems, *machine.notes)
+    )

@@ -31,6 +31,13 @@ class Consumer:
     needs: tuple[str, ...] = ()
 
     @property
+    def where(self) -> str:
+        """The place for people: `mlx_lm/models/llama4.py:118:20`; a user's own file by its name."""
+        parts = self.file.parts
+        name = "/".join(parts[parts.index("mlx_lm") :]) if "mlx_lm" in parts else self.file.name
+        return f"{name}:{self.line}:{self.column}"
+
+    @property
     def place(self) -> tuple[str, int, int, str, str]:
         """The key by which consumers are sorted, and told apart."""
         return str(self.file), self.line, self.column, self.code, self.kind

@@ -8,7 +8,19 @@ from collections.abc import Iterator
 
 from mlx_audit.source.machine import Frame, Machine
 from mlx_audit.source.modules import CACHES, MODELS, SourceModule, bindings
-from mlx_audit.source.values import OPAQUE, Class, External, Function, Namespace, Tag, Value, join, of, tagged
+from mlx_audit.source.values import (
+    OPAQUE,
+    Class,
+    External,
+    Function,
+    Namespace,
+    Tag,
+    Value,
+    join,
+    lasting,
+    of,
+    tagged,
+)
 
 _LONGEST_LINEAGE = 64
 
@@ -21,7 +33,7 @@ def lookup(machine: Machine, module: SourceModule, name: str) -> Value:
     if key not in machine.constants:
         machine.constants[key] = tagged(Tag.UNKNOWN)  # what a cycle of imports sees
         values = [_bound(machine, module, name, statement) for statement in module.bindings[name]]
-        machine.constants[key] = join(*values)
+        machine.constants[key] = lasting(join(*values))
     return machine.constants[key]
 
 

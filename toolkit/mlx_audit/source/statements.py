@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mlx_audit.source import builtin, containers
+from mlx_audit.source.conditions import Conditions, guard, text_of
 from mlx_audit.source.events import Kept, Stored, Tested
-from mlx_audit.source.machine import STATEMENTS, Frame, Guard, Machine, Record, text_of
+from mlx_audit.source.machine import STATEMENTS, Frame, Machine, Record
 from mlx_audit.source.values import (
     NOTHING,
     OPAQUE,
@@ -19,6 +20,7 @@ from mlx_audit.source.values import (
     External,
     Function,
     Instance,
+    Mapping,
     Sequence,
     Tag,
     Value,
@@ -29,6 +31,8 @@ from mlx_audit.source.values import (
 )  # fmt: skip
 
 Run = Callable[[Machine, Any, Frame], bool]
+
+_ROUNDS = 6
 
 
 def _runs(*types: type[ast.stmt]) -> Callable[[Run], Run]:
@@ -97,14 +101,12 @@ def assign(machine: Machine, target: ast.expr, value: Value, frame: Frame, chang
 
 def _bind(machine: Machine, target: ast.Name, value: Value, frame: Frame, changed: bool) -> None:
     home = frame
-    if changed:
-        while target.id not in home.names and home.outer is not None:
-            home = home.outer
-        if target.id not in home.names:
-            machine.tell(Stored(target, frame, target.id, value, memo=False))
-            return
-    if target.id in frame.globals:
+    while changed and target.id not in home.names and home.outer is not None:
+        home = home.outer
+    outside = target.id in frame.globals or (changed and target.id not in home.names)
+    if outside or (changed and home.names[target.id].has(Tag.LASTING)):
         machine.tell(Stored(target, frame, target.id, value, memo=_memoizes(machine, target.id)))
+    if outside:
         return
     home.names[target.id] = value
 
@@ -158,6 +160,8 @@ def set_attribute(
         record.places.setdefault(name, (target, frame))
         return
     if record.born == "model":
+        machine.changed = machine.changed or name not in record.held
+        record.held.add(name)
         machine.tell(Stored(target, frame, text_of(target), value, memo=_memoizes(machine, text_of(target))))
     elif record.born == "cache":
         _keep(machine, record, target, value, frame)
@@ -172,7 +176,7 @@ def _keep(machine: Machine, record: Record, target: ast.Attribute, value: Value,
     """Run an assignment to an attribute of a cache of the model's own."""
     before = record.attributes.get(target.attr, NOTHING)
     number = any(isinstance(t, Constant) and t.type in ("int", "float") for t in before.things)
-    if (number or before.has(Tag.HELD)) and not value.has(Tag.DATA | Tag.KEYS | Tag.POSITION):
+    if (number or target.attr in record.held) and not value.has(Tag.DATA | Tag.KEYS | Tag.POSITION):
         machine.changed = machine.changed or target.attr not in record.held
         record.held.add(target.attr)
         machine.tell(Kept(target, frame, text_of(target), tagged(Tag.HELD), own=True))
@@ -180,6 +184,8 @@ def _keep(machine: Machine, record: Record, target: ast.Attribute, value: Value,
             place, home = record.places[target.attr]
             machine.tell(Kept(place, home, text_of(place), tagged(Tag.HELD), own=True))
         return
+    if any(isinstance(thing, Sequence | Mapping) for thing in value.things) and value != before:
+        machine.tell(Kept(target, frame, text_of(target), value, own=True))
     tags = Tag.OWN if value.has(Tag.DATA | Tag.KEYS) else Tag.POSITION if value.open else Tag.NONE
     marked = join(before, Value(value.tags | tags, value.things, value.open))
     if marked != before:
@@ -193,12 +199,32 @@ def _set_item(machine: Machine, target: ast.Subscript, value: Value, frame: Fram
     holder = machine.value(target.value, frame)
     event = sliced(machine, target, holder, frame)
     machine.tell(event)
-    if any(isinstance(thing, Cache) for thing in holder.things):
-        machine.tell(Kept(target, frame, text_of(target), value, own=False))
+    for thing in holder.things:
+        if isinstance(thing, Cache):
+            machine.tell(Kept(target, frame, "", value, own=False))
+        elif isinstance(thing, Instance):
+            _set_item_of(machine, thing, target, (*event.indices, value), frame)
+    if any(isinstance(thing, Cache | Instance) for thing in holder.things):
         return
     key = event.indices[0] if len(event.indices) == 1 and not event.lower and not event.upper else OPAQUE
     if isinstance(target.value, ast.Name | ast.Attribute):
         assign(machine, target.value, containers.with_item(holder, key, value), frame, changed=True)
+
+
+def _set_item_of(
+    machine: Machine, thing: Instance, target: ast.Subscript, passed: tuple[Value, ...], frame: Frame
+) -> None:
+    """Run `object[key] = value`: its own `__setitem__`, or that of a module, which sets an attribute."""
+    from mlx_audit.source.attributes import of_instance
+    from mlx_audit.source.calls import Arguments, call
+
+    method = of_instance(machine, thing, "__setitem__", target, frame)
+    if method.things:
+        call(machine, method, Arguments(passed), target, frame)
+        return
+    key = passed[0].constant()
+    attribute = ast.Attribute(target.value, key if isinstance(key, str) else "?")
+    set_attribute(machine, thing, ast.copy_location(attribute, target), passed[-1], frame)
 
 
 def _memoizes(machine: Machine, name: str) -> bool:
@@ -208,20 +234,20 @@ def _memoizes(machine: Machine, name: str) -> bool:
 
 def branch(
     machine: Machine, test: ast.expr, body: Any, orelse: Any, frame: Frame
-) -> Iterator[tuple[Any, tuple[Guard, ...]]]:
+) -> Iterator[tuple[Any, Conditions]]:
     """Yield the branches that a test may take, each with the conditions under which it does."""
     value = machine.value(test, frame)
     machine.tell(Tested(test, frame, value))
     verdict = truth(value)
-    configured = verdict is None and not value.all_tags()
+    configured = verdict is None and not value.all_tags() & ~Tag.LASTING
     place = _class_of(machine, frame)
     needs = place if machine.phase == "step" else ""
     if verdict is not False:
-        yield body, ((Guard(text_of(test), needs, place),) if configured else ())
+        yield body, ((guard(test, True, place, needs),) if configured else ())
     if verdict is not True:
         chained = isinstance(orelse, list) and len(orelse) == 1 and isinstance(orelse[0], ast.If)
         opposite = configured and not chained
-        yield orelse, ((Guard(f"not ({text_of(test)})", needs, place),) if opposite else ())
+        yield orelse, ((guard(test, False, place, needs),) if opposite else ())
 
 
 def _class_of(machine: Machine, frame: Frame) -> str:
@@ -236,8 +262,8 @@ def _class_of(machine: Machine, frame: Frame) -> str:
 def _if(machine: Machine, node: ast.If, frame: Frame) -> bool:
     before = frame.names
     after: list[dict[str, Value]] = []
-    passed: list[tuple[Guard, ...]] = []
-    left: list[tuple[Guard, ...]] = []
+    passed: list[Conditions] = []
+    left: list[Conditions] = []
     machine.tested.append(node.test)
     frame.branches += 1
     try:
@@ -297,10 +323,10 @@ def _while(machine: Machine, node: ast.While, frame: Frame) -> bool:
 
 
 def _loop(machine: Machine, body: list[ast.stmt], enter: Callable[[], None], frame: Frame) -> None:
-    """Run a body until another round tells nothing new, three times at most."""
+    """Run a body until another round tells nothing new, a few times at most."""
     leaving, frame.leaving = frame.leaving, []
     frame.branches += 1
-    for _ in range(3):
+    for _ in range(_ROUNDS):
         before = dict(frame.names)
         enter()
         ends = [frame.names] if machine.block(body, frame) else []

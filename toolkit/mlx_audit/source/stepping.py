@@ -32,7 +32,7 @@ assert expressions and rules and statements
 TOKENS = tagged(Tag.DATA, (SIZE, constant(1)))
 """The ids that go into a step of one token."""
 
-_ROUNDS = 4
+_ROUNDS = 8
 
 
 class NoModel(Exception):
@@ -62,6 +62,8 @@ def run_model(machine: Machine, module: SourceModule) -> None:
         call(machine, model, Arguments((TOKENS,), (("cache", caches),)), node, frame)
         if not machine.changed:
             break
+    else:
+        machine.stopped = f"{module.file}:1: what its objects hold does not settle"
     _name_own_caches(machine)
 
 
@@ -81,7 +83,7 @@ def _name_own_caches(machine: Machine) -> None:
     own = [record for record in machine.heap if record.born == "cache"]
     for record in own:
         held = sorted(record.held)
-        grown = [name for name, value in record.attributes.items() if value.has(Tag.OWN)]
+        grown = [name for name, value in record.attributes.items() if value.has(Tag.GROWN)]
         if held or grown:
             what = f"{record.cls.node.name} is a cache class of the model's own; it holds " + ", ".join(
                 held + grown

@@ -43,11 +43,16 @@ class Tag:
     """A host number that such a cache holds, or a length of what it holds."""
     UNKNOWN = 1 << 10
     """Came from something that could not be followed."""
+    LASTING = 1 << 11
+    """A container that outlives the step: of a module, or global."""
+    GROWN = 1 << 13
+    """An array that such a cache makes longer at each step."""
+    KEPT = 1 << 12
+    """What a module kept from an earlier step."""
 
 
 POSITIONS = Tag.POSITION | Tag.LENGTH | Tag.BEFORE | Tag.RANGE
-HOST_READ = Tag.POSITION | Tag.DATA | Tag.HELD
-STATE = Tag.POSITION | Tag.DATA | Tag.KEYS | Tag.MASK | Tag.OWN | Tag.HELD
+STATE = Tag.POSITION | Tag.DATA | Tag.KEYS | Tag.MASK | Tag.OWN | Tag.GROWN | Tag.HELD | Tag.KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +322,21 @@ def _truth(thing: Thing) -> bool | None:
     if isinstance(thing, Mapping):
         return bool(thing.items) or (None if thing.rest else False)
     return None if isinstance(thing, Module | Dims | Method) else True
+
+
+def lasting(value: Value) -> Value:
+    """Return a value, marked if it is a container: what is put into it outlives the step."""
+    if any(isinstance(thing, Sequence | Mapping) for thing in value.things):
+        return replace(value, tags=value.tags | Tag.LASTING)
+    return value
+
+
+def holds_cache(value: Value) -> bool:
+    """Return whether a value is a cache, or holds one."""
+    return any(
+        isinstance(thing, Cache) or (isinstance(thing, Sequence) and any(map(holds_cache, thing.items)))
+        for thing in value.things
+    )
 
 
 def is_none(value: Value) -> bool | None:

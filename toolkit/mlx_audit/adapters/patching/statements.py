@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 import libcst as cst
 
-from mlx_audit.adapters.patching.code import walk
+from mlx_audit.adapters.patching.code import Change, walk
 
 Node = TypeVar("Node", bound=cst.CSTNode)
 
@@ -32,7 +32,9 @@ def normal(source: str) -> str:
 def written(source: str, first: cst.CSTNode | None = None) -> list[cst.BaseStatement]:
     """Return a source as statements; the blank lines and comments before `first` stay before them."""
     # A comment on the first line of a module belongs to the module, not to its first statement.
-    module = cst.parse_module("pass\n" + dedent(source))
+    module = cst.parse_module(f"pass\n{dedent(source).strip()}\n")
+    blank = [node for node in walk(module) if isinstance(node, cst.EmptyLine) and not node.comment]
+    module = exchanged(module, {line: cst.EmptyLine(indent=False) for line in blank})
     body = [node for node in module.body[1:] if isinstance(node, cst.BaseStatement)]
     leading = getattr(first, "leading_lines", ())
     if leading:
@@ -40,12 +42,35 @@ def written(source: str, first: cst.CSTNode | None = None) -> list[cst.BaseState
     return body
 
 
-def place(body: Sequence[cst.CSTNode], source: str) -> int:
-    """Return where the only run of statements that say what `source` says begins; -1 if there is none, or several."""
+def only(node: cst.CSTNode, source: str) -> list[cst.BaseStatement]:
+    """Return the one run of statements, at any depth, that says what `source` says; nothing if there is another."""
     wanted = normal(source)
     count = len(ast.parse(wanted).body)
-    found = [at for at in range(len(body) - count + 1) if said(*body[at : at + count]) == wanted]
-    return found[0] if len(found) == 1 else -1
+    runs = [
+        body[at : at + count]
+        for body in map(block, walk(node))
+        for at in range(len(body) - count + 1)
+        if said(*body[at : at + count]) == wanted
+    ]
+    return runs[0] if len(runs) == 1 else []
+
+
+def edits(node: cst.CSTNode, pairs: Sequence[tuple[str, str]]) -> dict[cst.CSTNode, Change]:
+    """Return what exchanges runs of statements for others, by what they say; nothing unless each is there once.
+
+    Args:
+        node: What they are in, at any depth.
+        pairs: Source of consecutive statements, and source of what takes their place.
+    """
+    changes: dict[cst.CSTNode, Change] = {}
+    for before, after in pairs:
+        found = only(node, before)
+        if not found:
+            return {}
+        first, *others = found
+        changes[first] = cst.FlattenSentinel(written(after, first))
+        changes |= {line: cst.RemoveFromParent() for line in others}
+    return changes
 
 
 def block(node: cst.CSTNode) -> list[cst.BaseStatement]:

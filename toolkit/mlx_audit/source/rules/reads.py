@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlx_audit.source.events import Called, Finding, Formatted, Sliced, Tested, rule
-from mlx_audit.source.values import Mapping, Sequence, Tag, Tags, Value
+from mlx_audit.source.events import Called, Combined, Finding, Formatted, Sliced, Tested, rule
+from mlx_audit.source.values import Mapping, Sequence, Tag, Tags
 
 _CONVERTING = (
     "int",
@@ -32,7 +32,7 @@ def read(tags: Tags, kind: str, text: str) -> Finding | None:
     """Return the finding for a host read of a value with these tags, None where nothing of the step is read."""
     if tags & Tag.HELD:
         return Finding("SRC006", kind, f"`{text}` uses a number that the model's own cache keeps on the host")
-    if tags & Tag.POSITION:
+    if tags & (Tag.POSITION | Tag.MASK):
         return Finding("SRC001", kind, f"`{text}` reads the position on the host")
     if tags & Tag.DATA:
         return Finding("SRC005", kind, f"`{text}` reads data of the step on the host")
@@ -93,6 +93,8 @@ def array_range(event: Called) -> Finding | None:
 @rule(Called)
 def numpy(event: Called) -> Finding | None:
     """`np.arange(offset)`, `math.log(offset)`: a conversion to a host number."""
+    if event.target.startswith(("itertools.", "operator.index", "bisect.")):
+        return read(event.tags & Tag.POSITION, "host library", event.text)
     if event.target.startswith(("numpy.", "math.", "array.", "torch.")):
         return read(
             event.tags & ~Tag.HELD,
@@ -164,6 +166,12 @@ def host_index(event: Sliced) -> Finding | None:
     return None
 
 
-def is_number(value: Value) -> bool:
-    """Return whether a value is a host number or nothing that is known."""
-    return not value.has(Tag.DATA | Tag.KEYS | Tag.MASK | Tag.RANGE)
+@rule(Combined)
+def repetition(event: Combined) -> Finding | None:
+    """`[0] * offset`."""
+    lists = [
+        v for v in (event.left, event.right) if not v.open and any(isinstance(t, Sequence) for t in v.things)
+    ]
+    if event.operator == "multiply" and lists:
+        return read((event.left.tags | event.right.tags) & Tag.POSITION, "host index", event.text)
+    return None

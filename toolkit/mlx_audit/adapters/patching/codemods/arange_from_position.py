@@ -12,6 +12,9 @@ from mlx_audit.adapters.patching.base import Codemod
 
 _ARANGE = re.compile(r"(np|numpy|mx)\.arange")
 _INTEGERS = re.compile(r"(dtype=)?(np|numpy|mx)\.u?int(32|64)")
+_SCALAR = re.compile(r"[\d.e]+|self(\.\w+)+")
+_ELEMENTWISE = ("mx.array", "mx.log", "mx.log1p", "mx.floor", "mx.sqrt", "mx.exp", "mx.sin", "mx.cos")
+_LENGTH = re.compile(r"\w+\.shape\[-?\d\]")
 _POSITION = re.compile(r"\.offset\b")
 
 
@@ -22,7 +25,7 @@ class ArangeFromPosition(Codemod):
         mx.arange(L) + mx.array(cache[0].offset)[..., None]          after
 
     The same integers for an offset that is an int; `[1, L]` and `[B, L]` of them for one that is an array. So only ids
-    that look up embeddings are mended, which are added to hidden states: their rank is of no account there.
+    are mended whose rank is of no account: those that look up embeddings, or scale hidden states as `[..., None]`.
     """
 
     name = "arange_from_position"
@@ -51,7 +54,7 @@ class _Positions:
             if isinstance(node, cst.Call) and _ARANGE.fullmatch(code.text(node.func)):
                 start, length = self._bounds(node.args)
                 whole, row = self._whole(node)
-                if length and self._only_looks_up(whole):
+                if length and self._any_rank_will_do(whole):
                     position = f"mx.array({start})" + (".reshape(-1, 1)" if row else "[..., None]")
                     sum_ = cst.parse_expression(f"mx.arange({length}) + {position}")
                     changes[whole] = sum_ if self._stands_alone(whole) else _in_parentheses(sum_)
@@ -92,6 +95,7 @@ class _Positions:
         return value if value and not code.names(value) & later else None
 
     def _is_position(self, value: str) -> bool:
+        value = _LENGTH.sub("", value)
         names = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*", value))
         known = [code.text(given) for name, given in self.stores if name in names and given]
         return any(_POSITION.search(each) for each in (value, *known))
@@ -110,21 +114,50 @@ class _Positions:
             return outer, True
         return node, False
 
-    def _only_looks_up(self, node: cst.CSTNode) -> bool:
-        """Whether a value is nothing but ids of embeddings that are added to something."""
+    def _any_rank_will_do(self, node: cst.CSTNode, column: bool = False) -> bool:
+        """Whether a value is only computed with number by number, looked up, and applied to hidden states.
+
+        Args:
+            node: The ids, `[L]` or `[B, L]`, or what follows from them.
+            column: Whether it has an axis more, of length 1, where hidden states have their width.
+        """
         outer = self.parents[node]
-        if isinstance(outer, cst.IfExp) and outer.test is not node:
-            return self._only_looks_up(outer)
-        if isinstance(outer, cst.Index) and code.text(self._subscript_of(outer).value).endswith(".weight"):
-            return self._is_added(self._subscript_of(outer))
-        call = self._call_of(node)
-        if call:
-            function = code.text(call.func)
-            return (function == "mx.array" and self._only_looks_up(call)) or (
-                function in self.embeddings and self._is_added(call)
-            )
+        match outer:
+            case cst.IfExp():
+                return outer.test is not node and self._any_rank_will_do(outer, column)
+            case cst.BinaryOperation(left=left, right=right):
+                other = right if left is node else left
+                if _SCALAR.fullmatch(code.text(other)):
+                    return self._any_rank_will_do(outer, column)
+                return column and self._is_hidden(other)
+            case cst.Attribute(attr=cst.Name("astype")):
+                return self._any_rank_will_do(self.parents[outer], column)
+            case cst.Subscript() if outer.value is node:
+                return (
+                    not column
+                    and code.text(outer).endswith("[..., None]")
+                    and self._any_rank_will_do(outer, True)
+                )
+            case cst.Index() if code.text(self._subscript_of(outer).value).endswith(".weight"):
+                return not column and self._is_added(self._subscript_of(outer))
+            case cst.Arg():
+                return self._call_will_do(node, column)
         uses = self._uses(outer)
-        return bool(uses) and all(self._only_looks_up(use) for use in uses)
+        return bool(uses) and all(self._any_rank_will_do(use, column) for use in uses)
+
+    def _call_will_do(self, node: cst.CSTNode, column: bool) -> bool:
+        call = self._call_of(node)
+        if call is None:
+            return False
+        function = code.text(call.func)
+        if function in self.embeddings:
+            return not column and self._is_added(call)
+        return len(call.args) == 1 and function in _ELEMENTWISE and self._any_rank_will_do(call, column)
+
+    def _is_hidden(self, value: cst.BaseExpression) -> bool:
+        """Whether a name holds hidden states `[B, L, D]`, as embedded tokens are."""
+        given = [given for name, given in self.stores if name == code.text(value)]
+        return any(isinstance(each, cst.Call) and code.text(each.func) in self.embeddings for each in given)
 
     def _is_added(self, node: cst.CSTNode) -> bool:
         outer = self.parents[node]

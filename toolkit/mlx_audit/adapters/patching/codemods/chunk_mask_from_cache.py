@@ -11,13 +11,12 @@ from mlx_audit.adapters.patching import code
 from mlx_audit.adapters.patching.base import Codemod
 from mlx_audit.adapters.patching.statements import block, exchanged, fitted, indentation, said, written
 
-_KEYS = r"mx\.arange\(start, end\) // (?P<chunk>[\w.]+)"
-_QUERIES = r"mx\.arange\(offset, end\)\[:, None\] // (?P=chunk)"
-_MASK = re.compile(
-    rf"\((mx\.abs\({_KEYS} - {_QUERIES}\) == 0|{_KEYS.replace('?P<chunk>', '?P<chunk_>')} == "
-    rf"{_QUERIES.replace('chunk', 'chunk_')})\) & \(mx\.arange\(start, end\) <= mx\.arange\(offset, end\)\[:, None\]\)"
-)
-"""The mask in one expression, its names exchanged for `start`, `offset` and `end`."""
+_KEYS, _QUERIES = "mx.arange({start}, {end})", "mx.arange({offset}, {end})[:, None]"
+_MASKS = [
+    f"({_KEYS} // {{size}} == {_QUERIES} // {{size}}) & ({_KEYS} <= {_QUERIES})",
+    f"(mx.abs({_KEYS} // {{size}} - {_QUERIES} // {{size}}) == 0) & ({_KEYS} <= {_QUERIES})",
+]
+"""The mask in one expression."""
 
 _ASKED = """\
 if {there} and hasattr({cache}, "make_mask"):
@@ -97,15 +96,13 @@ class _Run:
 
     def _length(self, mask: str, start: str, offset: str) -> str:
         """Return how many queries the mask is for; nothing if it is another mask."""
-        known = {name: code.text(self._inlined(value)) for name, value in self.values.items()}
-        end = re.search(rf"mx\.arange\({start}, ({offset} \+ ([\w.\[\]]+))\)", known[mask])
-        if end is None:
+        plain = code.text(self._inlined(self.values[mask]))
+        end = re.search(rf"mx\.arange\({start}, ({offset} \+ ([\w.\[\]]+))\)", plain)
+        size = re.search(r" // ([\w.]+)", plain)
+        if end is None or size is None:
             return ""
-        plain = known[mask].replace(end[1], "end")
-        plain = re.sub(
-            rf"\({offset}, end\)", "(offset, end)", re.sub(rf"\({start}, end\)", "(start, end)", plain)
-        )
-        return end[2] if _MASK.fullmatch(plain) else ""
+        names = {"start": start, "offset": offset, "end": end[1], "size": size[1]}
+        return end[2] if plain in [form.format(**names) for form in _MASKS] else ""
 
     def _inlined(self, value: cst.BaseExpression) -> cst.BaseExpression:
         """Return an expression with the earlier names of the run exchanged for what they stand for."""

@@ -2,59 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import libcst as cst
 
 from mlx_audit.adapters.patching import code
 from mlx_audit.adapters.patching.base import Codemod
 
 _HELPER = "rope_with_base"
-_SOURCE = f"""
-
+_SOURCE = f"""\
 def {_HELPER}(x, dims, *, traditional, base, scale, offset):
-    if not isinstance(base, mx.array):
-        return mx.fast.rope(
-            x, dims, traditional=traditional, base=base, scale=scale, offset=offset
-        )
     # MLX takes an array only as frequencies, and one set of them for all rows
     exponents = mx.arange(0, dims, 2, dtype=mx.float32) / dims
-    rows = [(x, base, offset)]
-    if (n := offset.size) > 1:
-        rows = zip(x.split(n), base.split(n), offset.split(n))
+    if (n := base.size) == 1:
+        rows = [(x, base, offset)]
+    else:
+        rows = [(x[i : i + 1], base[i : i + 1], offset[i : i + 1]) for i in range(n)]
     return mx.concatenate(
         [
             mx.fast.rope(
-                x,
+                row,
                 dims,
                 traditional=traditional,
                 base=None,
                 scale=scale,
-                offset=offset,
-                freqs=base**exponents,
+                offset=start,
+                freqs=row_base**exponents,
             )
-            for x, base, offset in rows
+            for row, row_base, start in rows
         ]
     )
 """
-_LONGEST_LINE = 88 - 12  # as black has it, in the body of a condition in a method
+_LONGEST_LINE = 88 - 8  # as black has it, in the body of a method
 
 
 class DynamicRope(Codemod):
-    """Computes the base of the rotation on arrays where the offset is one, and hands it to MLX as frequencies.
+    """Computes the base of the rotation on arrays, and hands it to MLX as frequencies.
 
         seq_len = max(x.shape[-2] + offset, self.max_position_embeddings)            before
         return mx.fast.rope(x, self.dims, …, base=base, offset=offset)
 
-        if isinstance(offset, mx.array):                                             after
-            seq_len = mx.maximum(x.shape[-2] + offset, self.max_position_embeddings)
-        else:
-            seq_len = max(x.shape[-2] + offset, self.max_position_embeddings)
+        seq_len = mx.maximum(x.shape[-2] + offset, self.max_position_embeddings)     after
         return rope_with_base(x, self.dims, …, base=base, offset=offset)
 
-    An int takes the old path, bit for bit. For arrays it is the same formula in float32, so the compiled step agrees
-    with eager decoding up to rounding. Rows with positions of their own have bases of their own, and are rotated one
-    by one: MLX takes one set of frequencies.
+    The same formula, in float32 instead of the host's floats. An int offset goes the same way as an array: the compiled
+    step is exactly the patched eager one, and both agree with the unpatched one up to rounding (`reordered`). Two ways
+    would differ by it, which far positions multiply. Rows with positions of their own have bases of their own.
     """
 
     name = "dynamic_rope"
@@ -82,19 +73,18 @@ def _helper() -> cst.BaseStatement:
 def _mended(method: cst.FunctionDef) -> dict[cst.CSTNode, code.Change]:
     """Return what to change in a rotation whose base depends on the offset; nothing if a part is not understood."""
     rope = _rotation(method)
-    if rope is None or "isinstance(offset" in code.text(method.body):
+    if rope is None:
         return {}
     changes: dict[cst.CSTNode, code.Change] = {rope.func: cst.Name(_HELPER)}
     dependent = {"offset"}
-    for line in method.body.body:
-        if not dependent & code.names(line) or rope in code.walk(line):
-            continue
-        name, change = _on_arrays(line)
-        if not name:
-            return {}
-        dependent.add(name)
-        if change:
-            changes[line] = change
+    for line in method.body.body[:-1]:
+        if dependent & code.names(line):
+            name, change = _on_arrays(line)
+            if not name:
+                return {}
+            dependent.add(name)
+            if change:
+                changes[line] = change
     return changes if "base" in dependent else {}
 
 
@@ -110,18 +100,14 @@ def _rotation(method: cst.FunctionDef) -> cst.Call | None:
     return None
 
 
-def _on_arrays(line: cst.CSTNode) -> tuple[str, cst.If | None]:
-    """Return the name that a statement sets, and its form for both; no name if it is not understood."""
+def _on_arrays(line: cst.CSTNode) -> tuple[str, code.Change | None]:
+    """Return the name that a statement sets, and the statement on arrays; no name if it is not understood."""
     match line:
         case cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value) as assign]):
-            if _is_arithmetic(value):
-                return name, None
-            if isinstance(value, cst.Call) and code.text(value.func) == "max" and _is_arithmetic(*value.args):
-                largest = value.with_changes(func=cst.parse_expression("mx.maximum"))
-                bare = line.with_changes(leading_lines=[])
-                arrays = bare.with_changes(body=[assign.with_changes(value=largest)])
-                old = cst.Else(cst.IndentedBlock([bare]))
-                return name, _if_array([arrays], old, line.leading_lines)
+            array = _array(value)
+            if array is None:
+                return "", None
+            return name, line.with_changes(body=[assign.with_changes(value=array)])
         case cst.If(
             cst.Comparison() as test,
             cst.IndentedBlock(
@@ -132,26 +118,36 @@ def _on_arrays(line: cst.CSTNode) -> tuple[str, cst.If | None]:
                     [cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(other))], plain)])]
                 )
             ),
-        ) if name == other and _is_arithmetic(test, scaled, plain):
-            chosen = cst.parse_statement(_where(name, code.text(test), code.text(plain)))
-            otherwise = line.with_changes(leading_lines=[])
-            return name, _if_array([*line.body.body, chosen], otherwise, line.leading_lines)
+        ) if name == other and "offset" not in code.names(line) and _is_arithmetic(test, scaled, plain):
+            both = line.body.body[0].with_changes(leading_lines=line.leading_lines)
+            choice = cst.parse_statement(_where(name, code.text(test), code.text(plain)))
+            return name, cst.FlattenSentinel([both, choice])
     return "", None
 
 
+def _array(value: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return a value that depends on the offset, or on an array that does, as an array; None if it is not understood.
+
+    What follows from a sum with the offset is arithmetic of arrays; only the sum itself can still be an int.
+    """
+    if isinstance(value, cst.Call) and code.text(value.func) == "max" and _is_arithmetic(*value.args):
+        return value.with_changes(func=cst.parse_expression("mx.maximum"))
+    if not _is_arithmetic(value):
+        return None
+    if "offset" not in code.names(value):
+        return value
+    return cst.parse_expression(f"mx.array({code.text(value)})") if _is_sum(value) else None
+
+
 def _is_arithmetic(*values: cst.CSTNode) -> bool:
-    return not any(isinstance(node, cst.Call) for value in values for node in code.walk(value))
+    unclear = (cst.Call, cst.IfExp, cst.BooleanOperation)
+    return not any(isinstance(node, unclear) for value in values for node in code.walk(value))
 
 
-def _if_array(
-    body: Sequence[cst.BaseStatement], old: cst.If | cst.Else, leading_lines: Sequence[cst.EmptyLine]
-) -> cst.If:
-    return cst.If(
-        cst.parse_expression("isinstance(offset, mx.array)"),
-        cst.IndentedBlock(body),
-        old,
-        leading_lines=leading_lines,
-    )
+def _is_sum(value: cst.BaseExpression) -> bool:
+    if isinstance(value, cst.BinaryOperation):
+        return isinstance(value.operator, cst.Add) and _is_sum(value.left) and _is_sum(value.right)
+    return True
 
 
 def _where(name: str, test: str, plain: str) -> str:

@@ -20,7 +20,7 @@ class NewFixedCapacityCache(Codemod):
     """
 
     name = _METHOD
-    mends = ()
+    mends: ClassVar[tuple[str, ...]] = ()
 
     home: ClassVar[str] = "mlx_audit.adapters"
     """The module that the adapter is imported from."""

@@ -118,11 +118,19 @@ class _Way:
         if method.params in self.changes:
             return True
         needed = [parameter.name.value for parameter in method.params.params if parameter.default is None]
-        self.changes[method.params] = _with_offset(method.params, len(needed))
+        self.changes[method.params] = self._with_offset(method.params, len(needed))
         calls = self._calls(owner.name.value)
         return bool(calls) and all(
             self._passes(*call, place=len(needed) - 1, keys=needed.index(keys) - 1) for call in calls
         )
+
+    def _with_offset(self, parameters: cst.Parameters, place: int) -> cst.Parameters:
+        """Return the parameters with the offset after those without a default, laid out like the one before it."""
+        before = parameters.params[:place]
+        typed = before[-1].annotation and "Any" in code.names(self.tree)
+        annotation = cst.Annotation(cst.Name("Any")) if typed else None
+        offset = before[-1].with_changes(name=cst.Name(_OFFSET), annotation=annotation)
+        return parameters.with_changes(params=[*before, offset, *parameters.params[place:]])
 
     def _calls(self, name: str) -> list[tuple[cst.ClassDef, cst.FunctionDef, cst.Call]]:
         """Return the calls of a class's instances with the methods they stand in; none if one is not understood."""
@@ -182,7 +190,12 @@ class _Way:
         sources = [(place, _cache_of(line, keys)) for place, line in enumerate(lines)]
         sources = [(place, cache) for place, cache in sources if cache]
         loops = [place for place, line in enumerate(lines) if _goes_through_caches(line)]
-        if len(sources) != 1 or not loops or sources[0][0] < loops[0]:
+        if (
+            len(sources) != 1
+            or not loops
+            or sources[0][0] < loops[0]
+            or any(map(_updates, lines[: loops[0]]))
+        ):
             return False
         line = cst.parse_statement(f"{_OFFSET} = {sources[0][1]}.offset\n")
         self.changes[lines[loops[0]]] = cst.FlattenSentinel([line, lines[loops[0]]])
@@ -199,15 +212,6 @@ def _call_method(owner: cst.CSTNode) -> cst.FunctionDef | None:
 
 def _parameters(method: cst.FunctionDef) -> list[str]:
     return [parameter.name.value for parameter in method.params.params]
-
-
-def _with_offset(parameters: cst.Parameters, place: int) -> cst.Parameters:
-    """Return the parameters with the offset after those without a default, laid out like the one before it."""
-    before = parameters.params[:place]
-    offset = before[-1].with_changes(
-        name=cst.Name(_OFFSET), annotation=cst.Annotation(cst.Name("Any")) if before[-1].annotation else None
-    )
-    return parameters.with_changes(params=[*before, offset, *parameters.params[place:]])
 
 
 def _calls_of(method: cst.FunctionDef, attribute: str) -> list[cst.Call]:
@@ -235,3 +239,13 @@ def _cache_of(line: cst.CSTNode, keys: str) -> str:
 
 def _goes_through_caches(line: cst.CSTNode) -> bool:
     return isinstance(line, cst.For) and "cache" in code.names(line.iter)
+
+
+def _updates(line: cst.CSTNode) -> bool:
+    """Whether a statement may update a cache: calls something with one, other than what makes a mask of it."""
+    return any(
+        isinstance(node, cst.Call)
+        and not code.text(node.func).endswith(("_mask", "len", "isinstance"))
+        and any("cache" in code.names(arg) for arg in node.args)
+        for node in code.walk(line)
+    )
