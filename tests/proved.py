@@ -9,17 +9,17 @@ from mlx_audit.evidence import CheckResult, Result
 from mlx_audit.evidence.codes import needed_codes
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.records import make_record, write_record
-from mlx_audit.manifests import find_manifest
+from mlx_audit.manifests import Manifest, find_manifest
 
 
-def write_proof(folder: Path, family: str) -> Path:
+def write_proof(folder: Path, family: str | Manifest) -> Path:
     """Write a record below `folder` that says of a family's variant `full` what a green audit says; return `folder`."""
-    manifest = find_manifest(family)
+    manifest = find_manifest(family) if isinstance(family, str) else family
     assert manifest is not None
     checks = [CheckResult(code=code, name="name", tier="numeric", status="pass") for code in needed_codes()]
     result = Result(
-        target=family,
-        family=family,
+        target=manifest.family,
+        family=manifest.family,
         variant="full",
         configuration="tiny",
         verdict="capable",

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence import registered
 from mlx_audit.evidence.records import current_digests, load_record, record_state
-from mlx_audit.manifests import find_manifest
+from mlx_audit.manifests import find_manifest, load_manifest
+from mlx_audit.models.modules import FILE_PREFIX
+from mlx_audit.resources import model_audits
 from proved import write_proof
 from tiny_models import tiny_model, tokens
 
@@ -53,8 +55,6 @@ def test_the_registered_adapter_serves_its_module_and_no_other(install: Install)
 def test_a_model_of_ones_own_module(install: Install) -> None:
     source = PLAIN + "\n\nfrom mlx_lm.models import qwen2\n\n\nclass Model(qwen2.Model):\n    pass\n"
     install("acme", {"acme_model.py": source}, {"acme_model": "acme_model:Adapter"})
-    from importlib import import_module
-
     model = tiny_model("qwen2")
     model.__class__ = import_module("acme_model").Model
     assert type(adapter_for(model)).__name__ == "Adapter"
@@ -187,6 +187,29 @@ def test_a_record_vouches_for_the_adapter_that_it_was_made_with(
         with pytest.raises(NotCompileCapable, match=r"the adapter of .* changed since"):
             CompiledDecodeSession(tiny_model("qwen2"), 8, records=special)
         CompiledDecodeSession(tiny_model("qwen2"), 8, records=generic)
+
+
+def test_the_record_of_a_model_file_vouches_for_no_registered_adapter(
+    install: Install, tmp_path: Path
+) -> None:
+    """An audit imports the file under a name of its own, for which nobody can register."""
+    source = PLAIN + "\n\nfrom mlx_lm.models import qwen2\n\nModelArgs = qwen2.ModelArgs\n"
+    source += "\n\nclass Model(qwen2.Model):\n    pass\n"
+    site = install("acme", {"acme_model.py": source}, {})
+    text = (model_audits() / "qwen2.yaml").read_text().replace("family: qwen2", "family: acme")
+    text = text[: text.index("configurations:")].replace(QWEN2, "./acme_model.py")
+    (site / "acme.yaml").write_text(text)
+    proof = write_proof(tmp_path / "proof", load_manifest(site / "acme.yaml"))
+    model = tiny_model("qwen2")
+    model.__class__ = import_module("acme_model").Model
+    assert isinstance(CompiledDecodeSession(model, 8, records=proof)._provider, GenericAdapter)
+
+    own_names = [f"{FILE_PREFIX}acme_model", "acme_model"]
+    install("other", {}, dict.fromkeys(own_names, "acme_model:Adapter"))
+    with pytest.raises(NotCompileCapable, match="made without the adapter that is registered for acme_model"):
+        CompiledDecodeSession(model, 8, records=proof)
+    assert registered.registered_adapter("acme_model") is not None
+    assert registered.registered_adapter(own_names[0]) is None
 
 
 def test_shipped_records_know_no_adapter() -> None:

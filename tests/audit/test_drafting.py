@@ -35,9 +35,7 @@ def drafted(module: ModuleType, config: Mapping[str, Any]) -> Found:
 
 def specs_of(found: Found, module: ModuleType, config: Mapping[str, Any]) -> list[CacheSpec]:
     rules = found.rules
-    topology = Topology.model_validate(
-        {"count": rules.count, "before": rules.before, "layers": rules.layers}
-    )
+    topology = Topology.model_validate({"count": rules.count, "before": rules.before, "layers": rules.layers})
     return cache_specs(topology, names_of(declared_arguments(module, config, found.arguments)))
 
 

@@ -49,14 +49,22 @@ def test_a_patch_that_renames_parameters_fails(tmp_path: Path) -> None:
 def test_where_the_unpatched_model_raises_the_figures_say_so(tmp_path: Path) -> None:
     single = mutated(tmp_path, (FORWARD, f"assert inputs.shape[1] == 1, 'one by one'\n        {FORWARD}"))
     figures = green("PAR008", new_subject(module=mutated(tmp_path), original=single)).figures
-    assert list(figures["upstream"]) == ["prompt in one piece", "prompt in threes"]
-    assert "one by one" in figures["upstream"]["prompt in threes"]
+    assert list(figures["upstream"]) == ["prompt in one piece", "prompt in fives"]
+    assert "one by one" in figures["upstream"]["prompt in fives"]
     never = mutated(tmp_path, (FORWARD, f"raise ValueError('never')\n        {FORWARD}"))
     result = only("PAR008", new_subject(module=mutated(tmp_path), original=never))
     assert (result.status, "never" in result.reason) == ("not-run", True)
 
 
 def test_a_patched_model_that_raises_fails(tmp_path: Path) -> None:
-    patched = mutated(tmp_path, (FORWARD, f"assert inputs.shape[1] != 3, 'no threes'\n        {FORWARD}"))
+    patched = mutated(tmp_path, (FORWARD, f"assert inputs.shape[1] != 5, 'no fives'\n        {FORWARD}"))
     result = red("PAR008", new_subject(module=patched, original=module_of("llama")))
-    assert "no threes" in result.reason
+    assert "no fives" in result.reason
+
+
+def test_an_unpatched_model_that_contradicts_itself_is_told_and_token_by_token_counts(tmp_path: Path) -> None:
+    wrong = f"{FORWARD}\n        out = out if inputs.shape[1] == 1 else 1.01 * out"
+    figures = green(
+        "PAR008", new_subject(module=mutated(tmp_path), original=mutated(tmp_path, (FORWARD, wrong)))
+    ).figures
+    assert figures["upstream"]["prompt in fives"].startswith("differs from its own result one by one: ")

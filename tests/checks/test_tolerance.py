@@ -12,8 +12,8 @@ import pytest
 from audited import green, red
 from kind_models import kind_subject
 from mlx_audit.checks.base import CheckFailed
-from mlx_audit.checks.runs import Comparer
 from mlx_audit.checks.reference import error_against
+from mlx_audit.checks.runs import Comparer
 from mlx_audit.checks.tolerance import (
     POLICY,
     error_allowed,

@@ -81,7 +81,9 @@ def test_a_model_file_is_drafted_with_its_hazard(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     manifest = load_manifest(file)
     assert (manifest.family, manifest.module) == ("my_llama", "./my_llama.py")
-    line = 1 + model.read_text(encoding="utf-8")[: model.read_text(encoding="utf-8").index(INT[1])].count("\n")
+    line = 1 + model.read_text(encoding="utf-8")[: model.read_text(encoding="utf-8").index(INT[1])].count(
+        "\n"
+    )
     assert f"# SRC001 my_llama.py:{line}:" in file.read_text(encoding="utf-8")
 
 

@@ -156,9 +156,9 @@ def test_real_families_share_code_but_not_a_digest() -> None:
     assert "qwen2" not in names
 
 
-@pytest.mark.parametrize("part", ["caches", "adapters", "decode"])
+@pytest.mark.parametrize("part", ["caches", "adapters", "adapters/special", "decode"])
 def test_our_own_code_counts(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("caches", "adapters", "decode", "reports"):
+    for folder in ("caches", "adapters", "adapters/special", "decode", "reports"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.py").write_text("x = 1\n")
     monkeypatch.setattr(digests.mlx_audit, "__file__", str(tmp_path / "__init__.py"))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mlx_audit.manifests import CacheSpec
-from mlx_audit.manifests.rules import Observation, Unexplained, generalise, shape, written_out
+from mlx_audit.manifests.observations import Observation, Unexplained, shape
+from mlx_audit.manifests.rules import generalise, written_out
 
 FULL, STATE, NONE = CacheSpec("linear"), CacheSpec("arrays", (("slots", 2),)), CacheSpec("none")
 
@@ -18,7 +19,9 @@ def ring(window: int) -> CacheSpec:
 
 def seen(layers: list[CacheSpec], before: tuple[CacheSpec, ...] = (), **names: Any) -> Observation:
     entries = [*before, *(spec for spec in layers if spec.kind != "none")]
-    return Observation("it", {"num_hidden_layers": len(layers), **names}, entries, len(layers), layers, before)
+    return Observation(
+        "it", {"num_hidden_layers": len(layers), **names}, entries, len(layers), layers, before
+    )
 
 
 def test_one_kind_needs_no_condition() -> None:

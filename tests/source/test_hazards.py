@@ -95,6 +95,13 @@ LENGTHS = {
     "of the cache": "q = self.rope(q, offset=cache.keys.shape[2])  #! SRC002",
     "of transposed keys": "q = self.rope(q, offset=keys.transpose(0, 1, 3, 2).shape[-1] - 1)  #! SRC002",
     "of scores": "scores = q @ keys.swapaxes(-1, -2)\np = mx.arange(scores.shape[-1] - L, 9)  #! SRC002",
+    "last rows": "keys = keys[:, :, -8:]  #! SRC002",
+    "last rows by ellipsis": "keys = keys[..., -self.heads :, :]  #! SRC002",
+    "last row": "last = keys[:, :, -1]  #! SRC002",
+    "all but the last row": "keys = keys[:, :, :-1]  #! SRC002",
+    "last rows of a range": "p = mx.arange(keys.shape[2])[-L:]  #! SRC002",
+    "last of the mask": "last = mask[..., -8:]  #! SRC002",
+    "length of the mask": "q = self.rope(q, offset=mask.shape[-1] - L)  #! SRC002",
     "fast rope": "q = mx.fast.rope(q, 4, traditional=False, base=1.0, scale=1.0, offset=keys.shape[2])  #! SRC002",
 }
 
@@ -110,6 +117,12 @@ MASKS = {
         "own = mx.arange(keys.shape[2]) <= mx.arange(L)[:, None] + offset\n"
         "scores = q @ keys.swapaxes(-1, -2) + own  #! SRC003"
     ),
+}
+
+MISSING_MASKS = {
+    "attention": "q = mx.fast.scaled_dot_product_attention(q, keys, values, scale=1.0)  #! SRC003",
+    "softmax": "w = mx.softmax((q @ keys.swapaxes(-1, -2)) * 0.5, axis=-1)  #! SRC003\nq = w @ values",
+    "softmax by transpose": "w = mx.softmax(q @ keys.transpose(0, 1, 3, 2), axis=-1)  #! SRC003",
 }
 
 STATE = {
@@ -188,6 +201,11 @@ SAFE_ATTENTION = {
     ),
     "mask made additive": "s = q @ keys.swapaxes(-1, -2) + mx.where(mask, 0.0, -1e9)",
     "mask made additive by arithmetic": "s = q @ keys.swapaxes(-1, -2) + (1 - mask.astype(q.dtype)) * -1e9",
+    "mask in part": "s = mx.softmax(mx.where(mask, q @ keys.swapaxes(-1, -2), -1e9), axis=-1)",
+    "additive mask": "s = mx.softmax(q @ keys.swapaxes(-1, -2) + mx.where(mask, 0.0, -1e9), axis=-1)",
+    "softmax over experts": "s = mx.softmax(self.o_proj(x), axis=-1)",
+    "first rows": "keys = keys[:, :, : keys.shape[2]]",
+    "last features": "keys = keys[..., -8:]",
     "masks joined": "mask = mask & (mx.arange(keys.shape[2]) >= offset - 8)",
 }
 
@@ -211,6 +229,15 @@ FUNCTIONS = {
     "recursive": ("n = whole(offset)", "def whole(x):\n    return int(x) + whole(x - 1)  #! SRC001\n"),
     "mapped": ("n = list(map(int, [offset]))  #! SRC001", ""),
     "mapped function": ("n = list(map(whole, [offset]))", "def whole(x):\n    return int(x)  #! SRC001\n"),
+    "filled list": (
+        "seen = []\nfill(seen, offset)\nn = int(seen[0])  #! SRC001",
+        "def fill(to, x):\n    to.append(x)\n",
+    ),
+    "filled dict": (
+        "known = {}\nfill(x=offset, to=known)\nn = int(known['x'])  #! SRC001",
+        "def fill(to, x):\n    if x is None:\n        return\n    to['x'] = x\n",
+    ),
+    "filled list of a module": ("fill(self.seen, offset)", "def fill(to, x):\n    to.append(x)  #! SRC004\n"),
     "default list": ("remember(h)", "def remember(x, seen=[]):\n    seen.append(x)  #! SRC004\n"),
     "class": (
         "n = Reader(offset).n",
@@ -252,6 +279,7 @@ def _case(name: str, **parts: str) -> object:
         *[_case(f"data: {name}", model=code) for name, code in DATA_READS.items()],
         *[_case(f"length: {name}", attention=code) for name, code in LENGTHS.items()],
         *[_case(f"mask: {name}", attention=code) for name, code in MASKS.items()],
+        *[_case(f"no mask: {name}", attention=code) for name, code in MISSING_MASKS.items()],
         *[
             _case(
                 f"state: {name}",
@@ -262,7 +290,10 @@ def _case(name: str, **parts: str) -> object:
             )
             for name, code in STATE.items()
         ],
-        *[_case(f"called: {name}", model=code, top=top) for name, (code, top) in FUNCTIONS.items()],
+        *[
+            _case(f"called: {name}", model=code, top=top, model_init="self.seen = []")
+            for name, (code, top) in FUNCTIONS.items()
+        ],
         *[_case(f"safe: {name}", model=code, top=SAFE_TOP) for name, code in SAFE.items()],
         *[_case(f"safe: {name}", attention=code) for name, code in SAFE_ATTENTION.items()],
     ],

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from source_table import DOCUMENT, with_table, zoo
 
 from mlx_audit.source import Consumer
+from source_table import DOCUMENT, with_table, zoo
 
 pytestmark = pytest.mark.xdist_group("zoo")
 

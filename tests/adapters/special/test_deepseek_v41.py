@@ -75,8 +75,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-
-
 @functools.cache
 def patched() -> ModuleType:
     """Return the patched family, loaded beside the installed one."""
@@ -130,7 +128,11 @@ def test_patch_is_complete_and_idempotent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "piece",
-    ["self.window_size = window_size", "kv.shape[1] % self.ratio", "cache.index_k = _append(cache.index_k, k)"],
+    [
+        "self.window_size = window_size",
+        "kv.shape[1] % self.ratio",
+        "cache.index_k = _append(cache.index_k, k)",
+    ],
 )
 def test_source_that_is_not_understood_is_left_alone(tmp_path: Path, piece: str) -> None:
     path = tmp_path / "deepseek_v41.py"
@@ -296,7 +298,9 @@ def test_pooled_cache_keeps_the_last_token_of_each_group(ratio: int, block: int)
     at = 5
     for length in (1, 1, 4, 1, 6, 2, 1, 9):
         mask = cache.make_mask(length)[0, 0].tolist()
-        keys, values = cache.update_and_fetch(numbers[:, :, at : at + length], -numbers[:, :, at : at + length])
+        keys, values = cache.update_and_fetch(
+            numbers[:, :, at : at + length], -numbers[:, :, at : at + length]
+        )
         native.update_and_fetch(numbers[:, :, at : at + length], -numbers[:, :, at : at + length])
         for query in range(length):
             closed = (at + query + 1) // ratio
@@ -370,9 +374,7 @@ def _hand_over_without_pending(patch: pytest.MonkeyPatch) -> None:
 
 
 def _entries_shown_early(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        FixedCapacityPooledCache, "_key_times", lambda self, N: mx.arange(self._rung) * self.ratio
-    )
+    patch.setattr(FixedCapacityPooledCache, "_key_times", lambda self, N: mx.arange(self._rung) * self.ratio)
 
 
 def _trim_of_pooled_rows(patch: pytest.MonkeyPatch) -> None:
@@ -385,7 +387,9 @@ def _trim_of_pooled_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _rung_in_entries(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FixedCapacityPooledCache, "slots_for", lambda self, tokens: max(1, tokens // self.ratio // 2))
+    patch.setattr(
+        FixedCapacityPooledCache, "slots_for", lambda self, tokens: max(1, tokens // self.ratio // 2)
+    )
 
 
 FAULTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [

@@ -22,6 +22,9 @@ def exactness(module: ModuleType, tiny: Mapping[str, Any], family: str) -> tuple
         return "exact", "measured: the logits of tiny equal eager decoding's, bit for bit"
     reordered = replace(subject, exactness="reordered")
     if execute(check, reordered, {}).status == "pass":
-        return "reordered", "measured: the logits of tiny differ from eager decoding's as sums in another order do"
+        return (
+            "reordered",
+            "measured: the logits of tiny differ from eager decoding's as sums in another order do",
+        )
     default = replace(subject, exactness="").exactness_class
     return default, f"not measured, by the caches alone: {result.reason}"

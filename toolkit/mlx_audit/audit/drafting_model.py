@@ -15,18 +15,19 @@ from mlx_audit.audit.drafting_source import hazards, places, positions
 from mlx_audit.audit.drafting_topology import Found, find_topology
 from mlx_audit.audit.inspected import Inspection
 from mlx_audit.audit.request import Request
-from mlx_audit.errors import EnvironmentUnfit, TargetError
+from mlx_audit.errors import EnvironmentUnfit, MlxAuditError, TargetError, describe
 from mlx_audit.manifests import CacheSpec
 from mlx_audit.manifests.drafting import Draft
 from mlx_audit.manifests.evaluation import names_of
 from mlx_audit.manifests.modules import argument_names
-from mlx_audit.manifests.rules import Unexplained
+from mlx_audit.manifests.observations import Unexplained
 from mlx_audit.models.build import build_lazy, resolve_arguments
 from mlx_audit.models.fitting import Fitted, fitted_tiny, try_out
 from mlx_audit.models.live import entry_name, leaves, unknown_classes
 from mlx_audit.models.modules import import_file, import_model
 from mlx_audit.models.observed import Observed, argument_objects, observe
 from mlx_audit.models.rope import rope_kind
+from mlx_audit.tracing.tracer import source_line
 
 _NO_BACKEND = "No Metal back-end"
 
@@ -109,7 +110,10 @@ def _tiny(module: ModuleType, config: Mapping[str, Any], real: Observed) -> Fitt
             raise EnvironmentUnfit(
                 "the model runs on Metal only", where=module.__name__, fix="draft it on a Mac"
             ) from error
-        raise
+        cause = error.__cause__
+        if isinstance(cause, Exception) and not isinstance(cause, MlxAuditError):
+            error = TargetError(error.what, where=source_line(cause), found=describe(cause), fix=error.fix)
+        raise error from cause
 
 
 def _pruned(module: ModuleType, tiny: Fitted, found: Found, folder: Path, declared: str) -> Fitted:
@@ -139,7 +143,12 @@ def _known_keys(config: Mapping[str, Any], known: frozenset[str], *, nested: boo
 
 def _about(real: Observed, name: str) -> str:
     shown = Inspection(
-        "", "", "", "", None, [spec.kind if not spec.of else spec.label() for spec in real.layers or real.entries]
+        "",
+        "",
+        "",
+        "",
+        None,
+        [spec.kind if not spec.of else spec.label() for spec in real.layers or real.entries],
     )
     return f"{shown.pattern()} in {name}; say here in one sentence what sets the family apart."
 

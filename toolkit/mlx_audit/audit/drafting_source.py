@@ -20,14 +20,12 @@ _MOST = 12
 def places(module: ModuleType, model: nn.Module, arguments: Any) -> list[str]:
     """Return where the caches, the arguments and the rotary embedding are, with line numbers."""
     found = [_place(type(arguments), type(arguments).__qualname__)]
-    makers = dict.fromkeys(type(item) for item in model.modules() if hasattr(type(item), "make_cache"))
-    for cls in makers:
-        owner = next(base for base in cls.__mro__ if "make_cache" in base.__dict__)
-        found.append(_place(owner.make_cache, owner.make_cache.__qualname__))
+    classes: dict[Any, None] = dict.fromkeys(type(item) for item in model.modules())
+    makers = dict.fromkeys(cls.make_cache for cls in classes if hasattr(cls, "make_cache"))
+    found += [_place(maker, maker.__qualname__) for maker in makers]
     if not makers:
-        found.append(
-            f"{_place(native.make_prompt_cache, 'make_prompt_cache')} (no make_cache on the model, so one KVCache a layer)"
-        )
+        place = _place(native.make_prompt_cache, "make_prompt_cache")
+        found.append(f"{place} (no make_cache on the model, so one KVCache a layer)")
     rope = getattr(module, "initialize_rope", None)
     if rope is not None:
         found.append(_place(rope, rope.__qualname__))

@@ -12,7 +12,8 @@ from mlx_audit.audit.drafting_variations import variations
 from mlx_audit.errors import MlxAuditError
 from mlx_audit.manifests import CacheSpec, ExpressionError
 from mlx_audit.manifests.evaluation import names_of
-from mlx_audit.manifests.rules import Observation, Rules, Unexplained, generalise, shape, written_out
+from mlx_audit.manifests.observations import Observation, Unexplained, shape
+from mlx_audit.manifests.rules import Rules, generalise, written_out
 from mlx_audit.manifests.schema import Topology
 from mlx_audit.manifests.topology import TopologyError, cache_specs
 from mlx_audit.models.build import build_lazy, resolve_arguments
@@ -67,7 +68,9 @@ def find_topology(module: ModuleType, config: Mapping[str, Any], real: Observed,
     for search in (_general, _written):
         for path in paths:
             try:
-                return Found(path, search([seen.at(path) for seen in (*two, *near) if path in seen.arguments]))
+                return Found(
+                    path, search([seen.at(path) for seen in (*two, *near) if path in seen.arguments])
+                )
             except (Unexplained, ExpressionError, TopologyError) as error:
                 failure = failure or error
     assert failure is not None, "a model has arguments"
@@ -104,9 +107,7 @@ def _holds(rules: Rules, item: Observation) -> bool:
     return True
 
 
-def _near(
-    module: ModuleType, tiny: Fitted, objects: Mapping[str, Any], shapes: set[str]
-) -> Iterator[_Seen]:
+def _near(module: ModuleType, tiny: Fitted, objects: Mapping[str, Any], shapes: set[str]) -> Iterator[_Seen]:
     """Yield what the variations show; those that cannot be built, or have other kinds of caches, show nothing."""
     for variation in islice(variations(tiny.config, objects.values(), tiny.observed.count), _MOST):
         try:
@@ -121,9 +122,7 @@ def _near(
 
 def _require(rules: Rules, seen: list[Observation]) -> None:
     """Compare what the rules give with what there was, entry by entry, as the audit will."""
-    topology = Topology.model_validate(
-        {"count": rules.count, "before": rules.before, "layers": rules.layers}
-    )
+    topology = Topology.model_validate({"count": rules.count, "before": rules.before, "layers": rules.layers})
     for item in seen:
         declared: list[CacheSpec] = cache_specs(topology, item.names)
         if declared != list(item.entries):

@@ -43,7 +43,10 @@ def variations(config: Mapping[str, Any], objects: Iterable[Any], count: int) ->
 def home_of(config: Mapping[str, Any], arguments: Any) -> tuple[str, ...]:
     """Return where in a configuration the arguments' values are: the mapping that shares most keys with them."""
     names = {field.name for field in fields(arguments)} if is_dataclass(arguments) else set(vars(arguments))
-    places: list[tuple[str, ...]] = [(), *((key,) for key, item in config.items() if isinstance(item, Mapping))]
+    places: list[tuple[str, ...]] = [
+        (),
+        *((key,) for key, item in config.items() if isinstance(item, Mapping)),
+    ]
     return max(places, key=lambda place: (len(names & _at(config, place).keys()), -len(place)))
 
 

@@ -40,7 +40,7 @@ class Patch:
         with TemporaryDirectory(prefix="mlx-audit-") as folder:
             overlay = {}
             for source in self.sources:
-                own = source.path == self.target.file
+                own = self.target.file is not None and source.path == self.target.file.resolve()
                 # Named as in mlx-lm, so that messages name a place in the patched model alike.
                 place = Path(folder) / (source.path.name if own else f"{source.module.replace('.', '/')}.py")
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,11 @@ def make_patch(target: Target, unpatched: Iterable[Result]) -> Patch:
     Raises:
         TargetError: a file cannot be patched.
     """
-    main = target.file or mlx_lm_models() / f"{(target.module or '').rpartition('.')[2]}.py"
+    main = (
+        target.file.resolve()
+        if target.file
+        else mlx_lm_models() / f"{(target.module or '').rpartition('.')[2]}.py"
+    )
     named = {mlx_lm_models() / name for name in _helpers(unpatched)}
     helpers = sorted(file for file in named if file != main and file.is_file())
     sources = [patch_source(main, "" if target.file else target.module or "")]

@@ -23,10 +23,10 @@ from mlx_audit.faults import Fault
 from mlx_audit.manifests import Manifest, load_configuration
 from mlx_audit.manifests.modules import module_file
 from mlx_audit.models.build import declared_arguments, resolve_arguments
+from mlx_audit.models.fitting import tiny_of
 from mlx_audit.models.modules import import_file, import_model, import_patched
 from mlx_audit.models.rope import rope_kind, tiny_name, with_rope
 from mlx_audit.models.target import Target
-from mlx_audit.models.tiny import shrink
 
 _OWN_TIERS: tuple[Tier, ...] = ("static", "trace", "checkpoint")
 """Tiers that look at a configuration of any size; the numeric tier looks at tiny ones."""
@@ -294,7 +294,7 @@ def _without_manifest(target: Target, modules: Modules, options: Options) -> Pla
         name,
         module,
         config,
-        shrink(config),
+        tiny_of(module, config),
         exactness="",
         rope=rope_kind(resolve_arguments(module, config)),
         checkpoint=target.folder,

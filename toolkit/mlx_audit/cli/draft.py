@@ -62,7 +62,9 @@ def draft(
 
 def _require_configuration(target: Resolved) -> None:
     if target.kind == "manifest":
-        raise MlxAuditError("this is a manifest already", where=target.text, allowed="a family, .py or checkpoint")
+        raise MlxAuditError(
+            "this is a manifest already", where=target.text, allowed="a family, .py or checkpoint"
+        )
     if target.config is None:
         raise MlxAuditError(
             "a draft needs the configuration of a real model",

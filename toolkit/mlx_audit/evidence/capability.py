@@ -11,9 +11,9 @@ from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.live_code import foreign_code, own_file
 from mlx_audit.evidence.records import RecordError, find_record, search_path, staleness
+from mlx_audit.evidence.registered import adapter_digest
 from mlx_audit.manifests import Manifest, find_manifest, load_manifest
 from mlx_audit.models.rope import rope_kind
-
 
 _MOST_BYTES = 1 << 20
 """Of a YAML file that may be a manifest."""
@@ -111,6 +111,13 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
         raise refused("the record is about another module", record.module)
     if reasons := staleness(record, manifest, mlx_version=version("mlx")):
         raise refused("the record is stale", "; ".join(reasons))
+    # A user's file is audited under another name than it is imported by, and so without what is registered for that.
+    if adapter_digest(type(model).__module__) != record.digests.get("adapter"):
+        raise NotCompileCapable(
+            f"the record was made without the adapter that is registered for {type(model).__module__}",
+            where=manifest.path.name,
+            fix="register none for a model file: give its Model a method new_fixed_capacity_cache",
+        )
     recorded = record.variants.get(variant)
     if recorded is None:
         raise refused("the record does not cover this variant", ", ".join(record.variants))

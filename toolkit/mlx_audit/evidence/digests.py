@@ -15,7 +15,7 @@ import yaml
 import mlx_audit
 from mlx_audit.manifests import Manifest
 
-_OWN = ("caches", "adapters", "decode")
+_OWN = ("caches", "adapters", "adapters/special", "decode")
 _MODELS = "mlx_lm.models"
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 """What Python's parser raises for a text that is no Python, or is nested too deeply."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mlx_audit.errors import NotCompileCapable, describe
 from mlx_audit.evidence.digests import files_digest
+from mlx_audit.models.modules import FILE_PREFIX
 
 GROUP = "mlx_audit.adapters"
 
@@ -23,12 +24,13 @@ def registered_adapter(module: str) -> EntryPoint | None:
     """Return the adapter that is registered for a model's module, or None where the generic one serves.
 
     Args:
-        module: Full name such as `mlx_lm.models.llama`.
+        module: Full name such as `mlx_lm.models.llama`. The names that mlx-audit gives users' files are its own, and
+            nobody can register for them.
 
     Raises:
         NotCompileCapable: there are two, and nothing says which one is meant.
     """
-    found = _registered().get(module, [])
+    found = [] if module.startswith(FILE_PREFIX) else _registered().get(module, [])
     if len(found) > 1:
         raise NotCompileCapable(
             "several adapters are registered for this model",

@@ -15,10 +15,13 @@ _PERIODS = range(2, 13)
 _PATTERN = re.compile(r"[A-Z*|+#-]{2,}")
 
 Candidate = tuple[int, str]
-"""What a condition costs, and its text."""
+"""What a condition costs, and its text: of those that explain as much, lists of names go before periods, those before
+comparisons, and all of them before bare numbers."""
 
 
-def layer_conditions(known: Sequence[Mapping[str, object]], counts: Sequence[int]) -> Iterator[list[Candidate]]:
+def layer_conditions(
+    known: Sequence[Mapping[str, object]], counts: Sequence[int]
+) -> Iterator[list[Candidate]]:
     """Yield conditions on the layer `i`: first those of one argument, then with those of two and of bare numbers.
 
     Args:
@@ -26,8 +29,8 @@ def layer_conditions(known: Sequence[Mapping[str, object]], counts: Sequence[int
         counts: How many layers each configuration has.
     """
     found: dict[str, int] = {}
-    for more in (_of_one, _of_more):
-        for cost, text in more(known, counts):
+    for some in (_of_one(known, counts), _of_more(known)):
+        for cost, text in some:
             found.setdefault(text, cost)
         yield sorted(((cost, text) for text, cost in found.items()), key=lambda item: item[0])
 
@@ -45,7 +48,7 @@ def _of_one(known: Sequence[Mapping[str, object]], counts: Sequence[int]) -> Ite
             yield 27, f"i % {name} == {number}"
 
 
-def _of_more(known: Sequence[Mapping[str, object]], counts: Sequence[int]) -> Iterator[Candidate]:
+def _of_more(known: Sequence[Mapping[str, object]]) -> Iterator[Candidate]:
     for name in _positive(known):
         for other in small_integers(known):
             if other != name:
@@ -66,8 +69,13 @@ def _positive(known: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _of_sequence(name: str, values: Sequence[Any], counts: Sequence[int]) -> Iterator[Candidate]:
-    usable = [(v, count) for v, count in zip(values, counts, strict=True) if isinstance(v, list | tuple | str)]
-    items = sorted({item for v, _ in usable for item in v if isinstance(item, str | int)}, key=lambda v: (str(type(v)), v))
+    usable = [
+        (v, count) for v, count in zip(values, counts, strict=True) if isinstance(v, list | tuple | str)
+    ]
+    items = sorted(
+        {item for v, _ in usable for item in v if isinstance(item, str | int)},
+        key=lambda v: (str(type(v)), v),
+    )
     if len(items) <= 12 and not all(type(item) is int for item in items):
         index = "i" if all(len(v) >= count for v, count in usable) else f"i % len({name})"
         for item in items:

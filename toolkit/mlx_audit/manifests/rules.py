@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
 
-from mlx_audit.errors import MlxAuditError
 from mlx_audit.manifests.conditions import Candidate, layer_conditions, sequences, small_integers
+from mlx_audit.manifests.described import Rule, before, described
 from mlx_audit.manifests.evaluation import evaluate, evaluate_condition
 from mlx_audit.manifests.expressions import MAX_LENGTH, parse
-from mlx_audit.manifests.kinds import KINDS
+from mlx_audit.manifests.observations import Observation, Unexplained, integers, shape
 from mlx_audit.manifests.syntax import ExpressionError
-from mlx_audit.manifests.topology import CacheSpec
-
-Rule = dict[str, Any]
-Values = Sequence[int]
-
-_FIXED = ("slots", "bits", "group_size", "keep")
-"""Parameters that code has as a number."""
 
 _MOST_PAIRED = 60
 """Conditions that are tried two at a time."""
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What one configuration was seen to give.
-
-    Attributes:
-        label: What is told of it: `the configuration`, or what was changed.
-        names: The resolved arguments.
-        entries: What `make_cache()` returned.
-        count: How many layers there are.
-        layers: One cache a layer, `none` included; None where only the entries are known.
-        before: Entries ahead of those of layers.
-        binding: Whether its arguments agree with each other, so that rules must explain it.
-    """
-
-    label: str
-    names: Mapping[str, object]
-    entries: Sequence[CacheSpec]
-    count: int
-    layers: Sequence[CacheSpec] | None
-    before: Sequence[CacheSpec] = ()
-    binding: bool = True
 
 
 @dataclass
@@ -63,16 +32,6 @@ class Rules:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-class Unexplained(MlxAuditError):
-    """No rule explains what was seen."""
-
-
-def shape(spec: CacheSpec) -> str:
-    """Return kind and structure of an entry without the sizes that a configuration sets."""
-    fixed = "".join(f"({name}={value})" for name, value in spec.parameters if name in _FIXED)
-    return spec.kind + fixed + (f"[{', '.join(map(shape, spec.of))}]" if spec.of else "")
-
-
 def generalise(seen: Sequence[Observation]) -> Rules:
     """Return rules that explain every observation.
 
@@ -80,7 +39,7 @@ def generalise(seen: Sequence[Observation]) -> Rules:
         Unexplained: says what has no explanation.
     """
     binding = [item for item in seen if item.binding]
-    return Rules(_count(seen), _layers(binding), _before(binding))
+    return Rules(_count(seen), _layers(binding), before(binding))
 
 
 def written_out(seen: Sequence[Observation]) -> Rules:
@@ -99,8 +58,8 @@ def written_out(seen: Sequence[Observation]) -> Rules:
         for item in seen:
             layers = [at for at, spec in enumerate(item.layers or ()) if shape(spec) == name]
             for part in _short(f"{count} == {item.count} and i in ", layers):
-                rules.append({"when": part, **_described(name, seen)})
-    return Rules(count, [*rules, _described(shapes[0], seen)], _before(seen))
+                rules.append({"when": part, **described(name, seen)})
+    return Rules(count, [*rules, described(shapes[0], seen)], before(seen))
 
 
 def _short(start: str, layers: list[int]) -> Iterator[str]:
@@ -132,13 +91,13 @@ def _numbers(seen: Sequence[Observation]) -> str:
 
 
 def _count_candidates(known: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    integers = [name for name in _integers(known) if "layer" in name]
-    integers.sort(key=lambda name: (name != "num_hidden_layers", not name.endswith("layers"), len(name)))
+    numbers = [name for name in integers(known) if "layer" in name]
+    numbers.sort(key=lambda name: (name != "num_hidden_layers", not name.endswith("layers"), len(name)))
     lists = sequences(known)
-    yield from integers
+    yield from numbers
     yield from (f"len({name})" for name in lists)
-    yield from (f"{name} + {name}" for name in integers)
-    yield from (f"{name} - {other}" for name in integers for other in integers if name != other)
+    yield from (f"{name} + {name}" for name in numbers)
+    yield from (f"{name} - {other}" for name in numbers for other in numbers if name != other)
 
 
 def _equals(text: str, names: Mapping[str, object], value: int) -> bool:
@@ -182,9 +141,11 @@ class _Grid:
 def _layers(seen: Sequence[Observation]) -> list[Rule]:
     known = [item for item in seen if item.layers is not None]
     shapes = list(dict.fromkeys(shape(spec) for item in known for spec in item.layers or ()))
-    shapes.sort(key=lambda name: name != "none")  # of rules that explain as much, those first that take layers out
+    shapes.sort(
+        key=lambda name: name != "none"
+    )  # of rules that explain as much, those first that take layers out
     if len(shapes) == 1:
-        return [_described(shapes[0], known)]
+        return [described(shapes[0], known)]
     grid = _Grid(sorted(known, key=lambda item: item.count))
     bits: dict[str, int | None] = {}
     one, more = layer_conditions(_telling(known), [i.count for i in known])
@@ -196,8 +157,8 @@ def _layers(seen: Sequence[Observation]) -> list[Rule]:
             break
     else:
         raise Unexplained("no rule tells which layers keep which cache", found=", ".join(shapes))
-    rules = [{"when": text, **_described(name, known)} for name, text in ordered[1]]
-    return [*rules, _described(ordered[2], known)]
+    rules = [{"when": text, **described(name, known)} for name, text in ordered[1]]
+    return [*rules, described(ordered[2], known)]
 
 
 def _telling(seen: Sequence[Observation]) -> list[Mapping[str, object]]:
@@ -236,9 +197,7 @@ _Ordered = tuple[int, list[tuple[str, str]], str]
 _Found = list[tuple[int, str, int]]
 
 
-def _ordered(
-    grid: _Grid, shapes: list[str], found: _Found, left: int, *, joined: bool
-) -> _Ordered | None:
+def _ordered(grid: _Grid, shapes: list[str], found: _Found, left: int, *, joined: bool) -> _Ordered | None:
     """Return the cheapest rules, each of which holds for exactly the layers of its shape that are left to it."""
     if len(shapes) == 1:
         return 0, [], shapes[0]
@@ -282,59 +241,3 @@ def _joined(word: str, found: _Found, wanted: int, left: int) -> Candidate | Non
         if ((one[2] | two[2]) if word == "or" else (one[2] & two[2])) & left == wanted
     )
     return min(pairs, key=lambda item: item[0], default=None)
-
-
-# --- what each cache is
-
-
-def _before(seen: Sequence[Observation]) -> list[Rule]:
-    known = [item for item in seen if item.layers is not None]
-    forms = {tuple(map(shape, item.before)) for item in known}
-    if len(forms) > 1:
-        raise Unexplained("the entries before those of layers change with the configuration")
-    return [_rule([(item.names, item.before[at]) for item in known]) for at in range(len(known[0].before))]
-
-
-def _described(name: str, seen: Sequence[Observation]) -> Rule:
-    """Return the rule of a shape without its condition, each parameter named by the argument that has its value."""
-    return _rule([(i.names, spec) for i in seen for spec in i.layers or () if shape(spec) == name])
-
-
-def _rule(instances: Sequence[tuple[Mapping[str, object], CacheSpec]]) -> Rule:
-    first = instances[0][1]
-    if first.kind not in KINDS:
-        raise Unexplained("a cache class of its own, which no kind of a manifest stands for", found=first.kind)
-    rule: Rule = {"cache": first.kind}
-    for at, (name, _) in enumerate(first.parameters):
-        rule[name] = _parameter([(names, spec.parameters[at][1]) for names, spec in instances], name)
-    if first.of:
-        rule["of"] = [
-            _rule([(names, spec.of[at]) for names, spec in instances]) for at in range(len(first.of))
-        ]
-    return rule
-
-
-def _parameter(instances: Iterable[tuple[Mapping[str, object], int]], name: str) -> str | int:
-    """Return the argument that has the parameter's value everywhere; a number where it is always the same."""
-    instances = list(instances)
-    values = {value for _, value in instances}
-    if name in _FIXED and len(values) == 1:
-        return values.pop()
-    names = [n for n in _integers([names for names, _ in instances]) if all(known[n] == value for known, value in instances)]
-    if names:
-        return min(names, key=lambda text: (name not in text, len(text)))
-    if len(values) == 1:
-        return values.pop()
-    raise Unexplained(f"no argument gives the {name} of a cache", found=sorted(values))
-
-
-def _integers(known: Sequence[Mapping[str, object]]) -> list[str]:
-    first = known[0]
-    return [
-        name
-        for name in first
-        if name.isidentifier() and not name.startswith("_") and all(type(names.get(name)) is int for names in known)
-    ]
-
-
-__all__ = ["Observation", "Rules", "Unexplained", "generalise", "shape", "small_integers", "written_out"]

@@ -35,7 +35,7 @@ RopeClaim = Literal["capable", "undecided"]
 ROPE_KINDS: tuple[str, ...] = get_args(RopeKindName)
 ROPE_CLAIMS: tuple[str, ...] = get_args(RopeClaim)
 _NAME = r"^[A-Za-z0-9_-]{1,64}$"
-_MODULE = r"^(mlx_lm\.models\.[a-z][a-z0-9_]*|\./[A-Za-z0-9_.-]+\.py)$"
+_MODULE = r"^(mlx_lm\.models\.[A-Za-z][A-Za-z0-9_-]*|\./[A-Za-z0-9_.-]+\.py)$"
 _PATH = r"^[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z][A-Za-z0-9_]*){0,5}$"
 _CONFIGURATION = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 

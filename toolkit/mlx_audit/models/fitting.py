@@ -56,17 +56,28 @@ def fitted_tiny(module: ModuleType, config: Mapping[str, Any], real: Observed) -
             where=module.__name__,
             found=str(failure),
             fix="give a small one with --config",
-        )
+        ) from failure
     return best
+
+
+def tiny_of(module: ModuleType, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a tiny configuration that runs; where there is none, one that shows why."""
+    tiny = shrink(config)
+    if tiny == config:
+        return tiny
+    try:
+        return fitted_tiny(
+            module, config, observe(build_lazy(module, resolve_arguments(module, config)))
+        ).config
+    except Exception:
+        return tiny
 
 
 def _attempts(
     module: ModuleType, config: Mapping[str, Any], real: Observed
 ) -> Iterator[tuple[Mapping[str, Any], Plan]]:
     """Yield what may be shrunk, and how: the configuration with the sizes that it leaves to the code, then without."""
-    sizes = {
-        field.name: field.default for field in fields(module.ModelArgs) if type(field.default) is int
-    }
+    sizes = {field.name: field.default for field in fields(module.ModelArgs) if type(field.default) is int}
     # Only those that are made smaller say something.
     small = shrink({"hidden_size": sys.maxsize, **sizes}, Plan(wide=True), real.count)
     left = {name: value for name, value in sizes.items() if small[name] < value and name not in config}

@@ -22,7 +22,8 @@ MODELS = "mlx_lm.models"
 Overlay = Mapping[str, Path]
 """Sources to read in place of the installed ones: by module name, or by the path of a user's file."""
 
-_FILE_PREFIX = f"{MODELS}._mlx_audit_"
+FILE_PREFIX = f"{MODELS}._mlx_audit_"
+"""Begins the names of modules that are users' files."""
 
 
 def import_model(module: str) -> ModuleType:
@@ -62,9 +63,15 @@ def import_patched(target: str | Path, overlay: Overlay) -> tuple[ModuleType, Mo
         package = sys.modules[MODELS]
         vars(package).pop(name.rpartition(".")[2], None)
     sys.meta_path.insert(0, _Patched(overlay))
-    if isinstance(target, Path):
-        return original, import_file(overlay.get(str(target), target))
-    return original, import_model(target)
+    patched = (
+        import_file(overlay.get(str(target), target)) if isinstance(target, Path) else import_model(target)
+    )
+    loaded = {getattr(module, "__file__", None) for module in (patched, *sys.modules.values())}
+    if unused := {str(path) for path in overlay.values()} - loaded:
+        raise TargetError(
+            "patched sources were not loaded", where=str(target), found=", ".join(sorted(unused))
+        )
+    return original, patched
 
 
 _KEPT = frozenset(f"{MODELS}.{name}" for name in ("cache", "base"))
@@ -141,7 +148,7 @@ def _module_name(path: Path) -> str:
     """A name for a file's module: dots in it would make parents, against which relative imports are resolved."""
     stem = re.sub(r"\W", "_", path.stem)
     # Two files whose names became the same are two modules.
-    return f"{_FILE_PREFIX}{stem}" + (
+    return f"{FILE_PREFIX}{stem}" + (
         "" if stem == path.stem else f"_{zlib.crc32(path.stem.encode('utf-8', 'surrogateescape')):08x}"
     )
 

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import cache as native
 
 from mlx_audit.manifests import CacheSpec
-from mlx_audit.manifests.rules import shape
+from mlx_audit.manifests.observations import shape
 from mlx_audit.models.live import spec_of
 
 NONE = CacheSpec("none")
@@ -93,7 +93,8 @@ def run_lazily(model: nn.Module, caches: Sequence[Any]) -> None:
 
 def _owners(model: nn.Module, caches: Sequence[Any]) -> list[int | None] | None:
     """Return the entry that each layer is the first to be given; None where the forward cannot be run."""
-    layers, given = list(model.layers), {}
+    layers = list(model.layers)
+    given: dict[int, int] = {}
     index = {id(entry): at for at, entry in enumerate(caches)}
 
     def note(layer: nn.Module, values: Sequence[Any]) -> None:
@@ -102,9 +103,8 @@ def _owners(model: nn.Module, caches: Sequence[Any]) -> list[int | None] | None:
             given[id(layer)] = found[0]
 
     try:
-        with _watched({type(layer) for layer in layers}, note):
-            with _unread():
-                run_lazily(model, caches)
+        with _watched({type(layer) for layer in layers}, note), _unread():
+            run_lazily(model, caches)
     except Exception:
         return None
     return [given.get(id(layer)) for layer in layers]
@@ -132,18 +132,20 @@ def _watched(classes: set[type], note: Callable[[Any, Sequence[Any]], None]) -> 
 def _unread() -> Iterator[None]:
     """Make reading an array's value on the host an error: at full size it would compute the whole model."""
 
-    def refuse(*values: Any, **named: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the model reads a value on the host")
 
     with ExitStack() as undo:
-        for owner, name in [*((mx.array, name) for name in _READS), (mx, "eval"), (mx, "async_eval")]:
+        places: list[tuple[Any, str]] = [(mx.array, name) for name in _READS]
+        for owner, name in [*places, (mx, "eval"), (mx, "async_eval")]:
             undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, refuse)
         yield
 
 
 def _form(layer: Any, kind: str) -> Form:
-    names = {re.sub(r"\d+", "#", name) for name, _ in tree_flatten(layer.parameters())} if layer else set()
+    leaves = dict(tree_flatten(layer.parameters())) if layer else {}
+    names = {re.sub(r"\d+", "#", name) for name in leaves}
     return (type(layer).__name__, kind, *sorted(names))
 
 

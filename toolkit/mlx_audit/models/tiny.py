@@ -16,7 +16,10 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"\w*(moe|expert|shared)\w*(intermediate|hidden|ffn|latent)\w*|share_expert_dim|moe_hidden_size", 16),
     (r"\w*(intermediate|ffn_hidden|mlp_hidden|ff_dim)\w*|n_inner", 64),
     (r"hidden_size|hidden_dim|d_model|n_embd|model_dim|block_dim|lru_width|dim_model_base|mamba_d_ssm", 32),
-    (r"mamba_d_state|ssm_state_size|state_size|mamba_d_head|mamba_chunk_size|chunk_size|block_multiple_of", 8),
+    (
+        r"mamba_d_state|ssm_state_size|state_size|mamba_d_head|mamba_chunk_size|chunk_size|block_multiple_of",
+        8,
+    ),
     (r"qk_nope_head_dim", 12),
     (r"index_head_dim", 16),
     (r"\w*(head_dim|d_head|kv_channels|rotary_dim)", 8),
@@ -43,7 +46,8 @@ _SOME_LAYERS = re.compile(
 )
 
 _LARGEST = 64
-"""A configuration whose hidden size is at most this is tiny already."""
+_MOST_LAYERS = 12
+"""A configuration whose hidden size and layers are at most these is tiny already."""
 
 _SPARE = 3
 """Entries that a list of one a layer may have beyond the layers, for heads that predict further tokens."""
@@ -73,7 +77,7 @@ class Plan:
         return int(_HEAD * (2 if self.wide else 1) * self.rotary)
 
 
-def shrink(config: Mapping[str, Any], plan: Plan = Plan(), count: int | None = None) -> dict[str, Any]:  # noqa: B008
+def shrink(config: Mapping[str, Any], plan: Plan = Plan(), count: int | None = None) -> dict[str, Any]:
     """Return a configuration with the common sizes made tiny and everything else kept.
 
     Only keys that are there are changed, and only made smaller. Nested configurations are shrunk alike.
@@ -84,7 +88,7 @@ def shrink(config: Mapping[str, Any], plan: Plan = Plan(), count: int | None = N
         count: How many layers it has, where it may not say so itself.
     """
     count = layer_count(config) or count
-    if _width(config) <= _LARGEST and (count or 0) <= len(plan.layers):
+    if _width(config) <= _LARGEST and (count or 0) <= _MOST_LAYERS:
         return dict(config)
     partial = config.get("partial_rotary_factor")
     if isinstance(partial, int | float):

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from mlx_audit.source.values import (
-    OPAQUE,
-    POSITIONS,
-    SIZE,
-    Constant,
-    Sequence,
-    Tag,
-    Tags,
-    Value,
-    constant,
-    join,
-    sequence,
-    tagged,
-)  # fmt: skip
+from mlx_audit.source.tags import POSITIONS, Tag, Tags
+from mlx_audit.source.values import OPAQUE, SIZE, Constant, Sequence, Value, constant, join, sequence, tagged
 
 Shape = tuple[Value, ...] | None
 
@@ -56,9 +44,21 @@ SELECTING = frozenset(
     {"take", "take_along_axis", "gather_mm", "gather_qmm", "topk", "scaled_dot_product_attention"}
 )
 PRODUCTS = frozenset({"matmul", "quantized_matmul", "addmm", "einsum", "inner", "outer", "tensordot"})
+HIDING = frozenset({"where", "add", "subtract", "minimum"})
 BOOLEAN = COMPARING | BITWISE
 
-_ARRAYS = Tag.POSITION | Tag.RANGE | Tag.DATA | Tag.KEYS | Tag.MASK | Tag.OWN | Tag.GROWN | Tag.UNKNOWN
+_ARRAYS = (
+    Tag.POSITION
+    | Tag.RANGE
+    | Tag.DATA
+    | Tag.KEYS
+    | Tag.MASK
+    | Tag.OWN
+    | Tag.GROWN
+    | Tag.UNKNOWN
+    | Tag.UNMASKED
+    | Tag.MASKED
+)
 
 
 def result(name: str, arrays: Many[Value], keywords: dict[str, Value]) -> Value:
@@ -89,11 +89,24 @@ def _carried(name: str, operands: Many[Value]) -> Tags:
         return tags & ~(POSITIONS | Tag.DATA | Tag.KEYS) | Tag.MASK
     if name not in MOVING and name not in BOOLEAN and tags & Tag.MASK:
         tags = tags & ~Tag.MASK | Tag.POSITION  # numbers that the position decides
+    tags = _hidden(name, operands, tags)
     if name in ("concatenate", "stack") and tags & Tag.OWN:
         tags |= Tag.GROWN
     if name in REDUCING or name in SELECTING or name in PRODUCTS:
         tags &= ~(Tag.KEYS | Tag.OWN | Tag.GROWN)
     return absorbed(tags, name in MOVING)
+
+
+def _hidden(name: str, operands: Many[Value], tags: Tags) -> Tags:
+    """Return the tags after it was seen whether an operation makes scores, or hides some of them."""
+    if name in PRODUCTS or name in SELECTING:
+        tags &= ~(Tag.MASKED | Tag.UNMASKED)
+    elif name in HIDING and tags & (Tag.MASK | Tag.POSITION):
+        tags |= Tag.MASKED
+    if name == "matmul" and operands[-1].has(Tag.KEYS) and not operands[0].has(Tag.KEYS):
+        shape = operands[-1].shape
+        tags |= Tag.UNMASKED if shape and shape[-1].has(Tag.LENGTH) else Tag.NONE
+    return tags & ~Tag.UNMASKED if tags & Tag.MASKED else tags
 
 
 def absorbed(tags: Tags, moving: bool = False) -> Tags:
@@ -105,7 +118,7 @@ def absorbed(tags: Tags, moving: bool = False) -> Tags:
 
 def _created(name: str, arrays: Many[Value], keywords: dict[str, Value]) -> Value:
     if name == "arange":
-        return tagged(Tag.RANGE)
+        return tagged(Tag.RANGE, (arrays[0],) if len(arrays) == 1 else None)
     held = keywords.get("vals") or (arrays[1] if name == "full" and len(arrays) > 1 else OPAQUE)
     shape = keywords.get("shape") or (arrays[0] if arrays else OPAQUE)
     return tagged(held.tags & _ARRAYS, _sizes([shape]) if name in ("zeros", "ones", "full") else None)
@@ -120,7 +133,7 @@ def _shape(name: str, arrays: Many[Value], keywords: dict[str, Value]) -> Shape:
         second = arrays[1].shape if len(arrays) > 1 else None
         return _product(first, second) if name == "matmul" else None
     if name in ("where", *BOOLEAN) or name in ARITHMETIC:
-        return broadcast([value.shape for value in arrays if value.open or value.shape])
+        return broadcast(arrays)
     if name == "scaled_dot_product_attention":
         return first
     if name in (
@@ -212,16 +225,18 @@ def _product(left: Shape, right: Shape) -> Shape:
     return (*left[:-1], right[-1])
 
 
-def broadcast(shapes: Many[Shape]) -> Shape:
-    """Return the shape to which these broadcast; arrays of which nothing is known must not decide."""
-    known = [shape for shape in shapes if shape is not None]
-    if not known or len(known) < len(shapes):
+def broadcast(operands: Many[Value]) -> Shape:
+    """Return the shape to which arrays broadcast; one that comes from weights alone keeps the step's own axes."""
+    known = [operand.shape for operand in operands if operand.shape is not None]
+    unknown = [operand for operand in operands if operand.shape is None and operand.open]
+    if not known or any(operand.tags & _ARRAYS for operand in unknown):
         return None
     rank = max(len(shape) for shape in known)
     padded = [(constant(1),) * (rank - len(shape)) + shape for shape in known]
-    return tuple(_wider(column) for column in zip(*padded, strict=True))
+    shape = tuple(_wider(column) for column in zip(*padded, strict=True))
+    return tuple(SIZE if size == constant(1) else size for size in shape) if unknown else shape
 
 
 def _wider(sizes: tuple[Value, ...]) -> Value:
     wide = [size for size in sizes if size.constant() != 1]
-    return join(*wide) if wide else constant(1)
+    return join(*wide) if wide else max(sizes, key=lambda size: size.tags)

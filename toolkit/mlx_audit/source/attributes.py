@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from mlx_audit.source.calls import Arguments, call_function
+from mlx_audit.source.arguments import Arguments
+from mlx_audit.source.judging import lasting
 from mlx_audit.source.machine import Frame, Machine, Record
 from mlx_audit.source.resolution import decorators, find_member, is_cache, lookup, module_named
+from mlx_audit.source.tags import Tag
 from mlx_audit.source.values import (
     CACHE,
     OPAQUE,
@@ -21,23 +23,22 @@ from mlx_audit.source.values import (
     Method,
     Module,
     Namespace,
-    Tag,
     Thing,
     Value,
     constant,
     join,
-    lasting,
     of,
     sequence,
     tagged,
-)  # fmt: skip
+)
 
 CACHED = tagged(Tag.KEYS | Tag.DATA, (SIZE, SIZE, tagged(Tag.SHAPE | Tag.LENGTH), SIZE))
 """What a cache hands out: keys or values over its whole buffer."""
 
-POSITION = tagged(Tag.POSITION)
+POSITION = tagged(Tag.POSITION, (SIZE,))
+"""The position of a fixed-capacity cache: an array of one number a row."""
 
-_OF_CACHE = {
+OF_CACHE = {
     "offset": POSITION,
     "_offset": POSITION,
     "_idx": POSITION,
@@ -133,7 +134,7 @@ def bind(machine: Machine, member: Value, receiver: Value, cls: Class, node: ast
     if "builtins.classmethod" in names:
         return of(Function(function.module, function.node, function.owner, of(cls)))
     if any(name.endswith("property") for name in names):
-        return call_function(machine, bound, Arguments(), node, frame)
+        return machine.call(of(bound), Arguments(), node, frame)
     return of(bound)
 
 
@@ -150,7 +151,7 @@ def _of_class(machine: Machine, cls: Class, name: str) -> Value:
 
 
 def _of_cache(name: str) -> Value:
-    return _OF_CACHE.get(name) or of(Method(CACHE, name))
+    return OF_CACHE.get(name) or of(Method(CACHE, name))
 
 
 def _of_array(value: Value, name: str) -> Value:

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from mlx_audit.source.calls import Arguments
+import ast
+
+from mlx_audit.source.arguments import Arguments
+from mlx_audit.source.attributes import OF_CACHE
+from mlx_audit.source.containers import elements
 from mlx_audit.source.events import Called
+from mlx_audit.source.judging import is_none
 from mlx_audit.source.machine import Machine
+from mlx_audit.source.resolution import find_member
+from mlx_audit.source.tags import STATE, Tag
 from mlx_audit.source.values import (
     NOTHING,
     OPAQUE,
     SIZE,
-    STATE,
     Cache,
     Constant,
     External,
     Instance,
-    Mapping,
-    Module,
     Sequence,
-    Tag,
     Value,
     constant,
-    is_none,
     join,
     mapping,
     of,
     sequence,
     tagged,
-)  # fmt: skip
+)
 
 _TYPES = {"builtins.int": "int", "builtins.float": "float", "builtins.str": "str", "builtins.bool": "bool"}
 
@@ -74,8 +76,6 @@ def _flattened(value: Value) -> list[object]:
 
 
 def _hasattr(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value:
-    from mlx_audit.source.attributes import _OF_CACHE
-    from mlx_audit.source.resolution import find_member
 
     if len(given) != 2:
         return OPAQUE
@@ -91,7 +91,7 @@ def _hasattr(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value
             "_idx",
             "start_position",
         )
-        known = name in _OF_CACHE or name in ("make_mask", "update_and_fetch", "keys_and_values")
+        known = name in OF_CACHE or name in ("make_mask", "update_and_fetch", "keys_and_values")
         return SIZE if optional else constant(known)
     if isinstance(thing, Instance) and isinstance(name, str):
         record = machine.record(thing)
@@ -103,28 +103,21 @@ def _hasattr(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value
 
 
 def _getattr(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value:
-    import ast
-
-    from mlx_audit.source.attributes import attribute
 
     name = given[1].constant() if len(given) > 1 else None
     if not isinstance(name, str):
         machine.note("getattr() with a computed name", event.node, event.frame)
         return tagged(Tag.UNKNOWN | event.tags & STATE)
-    assert isinstance(event.node, ast.expr)
-    found = attribute(machine, given[0], name, event.node, event.frame)
+    found = machine.attribute(given[0], name, event.node, event.frame)
     return join(found, given[2]) if len(given) > 2 else found
 
 
 def _setattr(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value:
-    import ast
-
-    from mlx_audit.source.statements import assign
 
     if len(given) == 3 and isinstance(event.node, ast.Call) and event.node.args:
         name = given[1].constant()
         target = ast.Attribute(event.node.args[0], name if isinstance(name, str) else "?")
-        assign(machine, ast.copy_location(target, event.node), given[2], event.frame)
+        machine.assign(ast.copy_location(target, event.node), given[2], event.frame)
     return NOTHING
 
 
@@ -149,14 +142,10 @@ def _zip(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value:
 
 
 def _map(machine: Machine, event: Called, given: tuple[Value, ...]) -> Value:
-    import ast
 
-    from mlx_audit.source.calls import call
-
-    assert isinstance(event.node, ast.expr)
     passed = Arguments(tuple(elements(value) for value in given[1:]))
     return (
-        sequence([call(machine, given[0], passed, event.node, event.frame)], exact=False) if given else OPAQUE
+        sequence([machine.call(given[0], passed, event.node, event.frame)], exact=False) if given else OPAQUE
     )
 
 
@@ -204,21 +193,3 @@ _SPECIAL = {
     "min": _minmax,
     "super": _super,
 }
-
-
-def elements(value: Value) -> Value:
-    """Return what iterating over a value yields."""
-    found = []
-    for thing in value.things:
-        if isinstance(thing, Sequence):
-            found.append(join(*thing.items) if thing.items else OPAQUE)
-        elif isinstance(thing, Mapping):
-            found += [constant(key) for key, _ in thing.items]
-        elif isinstance(thing, Cache):
-            found.append(of(thing))
-        elif isinstance(thing, Instance | Module):
-            found.append(OPAQUE)
-    if value.open or not found:
-        shape = value.shape[1:] if value.shape else None
-        found.append(tagged(value.tags & ~Tag.KEYS, shape))
-    return join(*found)

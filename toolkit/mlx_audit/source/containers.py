@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from mlx_audit.source.calls import Arguments
+from mlx_audit.source.arguments import Arguments
+from mlx_audit.source.tags import Tag
 from mlx_audit.source.values import (
     NOTHING,
     OPAQUE,
+    Cache,
     Constant,
     Dims,
+    Instance,
     Mapping,
+    Module,
     Sequence,
-    Tag,
     Value,
     constant,
     join,
@@ -18,7 +21,7 @@ from mlx_audit.source.values import (
     of,
     sequence,
     tagged,
-)  # fmt: skip
+)
 
 ADDING = frozenset({"append", "extend", "insert", "add", "appendleft", "update", "setdefault"})
 """Methods that put something into a container."""
@@ -67,8 +70,6 @@ def added(holder: Value, name: str, arguments: Arguments) -> Value:
 
 def _extended(thing: Sequence, name: str, given: Value) -> Value:
     if name in ("extend", "update"):
-        from mlx_audit.source.builtin import elements
-
         given = elements(given)
     return sequence([*thing.items, given], exact=False)
 
@@ -91,3 +92,21 @@ def with_item(holder: Value, key: Value, item: Value) -> Value:
         tags = holder.tags | item.tags & (array if holder.has(array) or item.has(array) else ~Tag.SHAPE)
         results.append(Value(tags, shape=holder.shape))
     return join(*results) if results else holder
+
+
+def elements(value: Value) -> Value:
+    """Return what iterating over a value yields."""
+    found = []
+    for thing in value.things:
+        if isinstance(thing, Sequence):
+            found.append(join(*thing.items) if thing.items else OPAQUE)
+        elif isinstance(thing, Mapping):
+            found += [constant(key) for key, _ in thing.items]
+        elif isinstance(thing, Cache):
+            found.append(of(thing))
+        elif isinstance(thing, Instance | Module):
+            found.append(OPAQUE)
+    if value.open or not found:
+        shape = value.shape[1:] if value.shape else None
+        found.append(tagged(value.tags & ~Tag.KEYS, shape))
+    return join(*found)

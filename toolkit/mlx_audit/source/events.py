@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlx_audit.source.conditions import text_of
-from mlx_audit.source.values import Tags, Value, union
+from mlx_audit.source.tags import Tags, union
+from mlx_audit.source.values import Value
 
 if TYPE_CHECKING:
     from mlx_audit.source.machine import Frame
@@ -44,6 +45,7 @@ class Event:
 class Called(Event):
     """Something that is not read is called: `target` is its dotted name, or `.name` for a method of a value."""
 
+    node: ast.expr
     target: str
     receiver: Value
     positional: tuple[Value, ...]
@@ -77,12 +79,13 @@ class Tested(Event):
 
 @dataclass(frozen=True)
 class Sliced(Event):
-    """A value is indexed; `bounds` are the ends of slices, `indices` the rest."""
+    """A value is indexed by slices and other indices; `tail` says that keys are counted from the buffer's end."""
 
     base: Value
     lower: tuple[Value, ...]
     upper: tuple[Value, ...]
     indices: tuple[Value, ...]
+    tail: bool
 
 
 @dataclass(frozen=True)

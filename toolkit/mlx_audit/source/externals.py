@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 
 from mlx_audit.source import arrays, builtin, containers
-from mlx_audit.source.calls import Arguments, call
+from mlx_audit.source.arguments import Arguments
+from mlx_audit.source.attributes import CACHED, POSITION
 from mlx_audit.source.events import Called, Kept
 from mlx_audit.source.machine import Frame, Machine
 from mlx_audit.source.modules import CACHES, MODELS
+from mlx_audit.source.tags import POSITIONS, STATE, Tag
 from mlx_audit.source.values import (
     CACHE,
     NOTHING,
     OPAQUE,
     SIZE,
-    STATE,
     Cache,
     Constant,
     Dims,
@@ -24,12 +25,12 @@ from mlx_audit.source.values import (
     Module,
     Partial,
     Sequence,
-    Tag,
     Value,
     constant,
     of,
+    sequence,
     tagged,
-)  # fmt: skip
+)
 
 
 def mask(length: Value = SIZE) -> Value:
@@ -85,14 +86,14 @@ def call_opaque(
     if module and module.arguments:
         result = arguments
         for layer in module.arguments:
-            result = Arguments((call(machine, layer, result, node, frame),))
+            result = Arguments((machine.call(layer, result, node, frame),))
         return result.positional[0]
     _call_passed_functions(machine, arguments, node, frame)
     if unknown:
         _note_lost(machine, ast.unparse(node)[:80], arguments, node, frame)
     tags = arrays.absorbed(arguments.tags() & STATE)
     if tags and module:
-        tags = (tags | Tag.DATA) & ~(arrays.POSITIONS | Tag.MASK)
+        tags = (tags | Tag.DATA) & ~(POSITIONS | Tag.MASK)
     first = arguments.positional[0].shape if arguments.positional else None
     if first is None or module is None or "Conv" in name:
         return tagged(tags)
@@ -120,8 +121,6 @@ def call_method(
 
 
 def _cache_method(machine: Machine, name: str, event: Called) -> Value:
-    from mlx_audit.source.attributes import CACHED, POSITION
-    from mlx_audit.source.values import sequence
 
     if name == "update_and_fetch":
         machine.tell(Kept(event.node, event.frame, name, OPAQUE, own=False))
@@ -147,7 +146,7 @@ def _call_passed_functions(machine: Machine, arguments: Arguments, node: ast.exp
         callable_ = [thing for thing in value.things if isinstance(thing, Function | Partial)]
         if callable_:
             tags = arrays.absorbed(arguments.tags() & STATE)
-            call(machine, of(*callable_), Arguments(rest=tagged(tags)), node, frame)
+            machine.call(of(*callable_), Arguments(rest=tagged(tags)), node, frame)
 
 
 def _note_lost(machine: Machine, name: str, arguments: Arguments, node: ast.expr, frame: Frame) -> None:
@@ -162,7 +161,7 @@ def mask_of(
 ) -> Value | None:
     """Return the mask of mlx-lm's own mask functions: what a fixed cache makes, always an array."""
     name = f"{function.module.name}.{getattr(function.node, 'name', '')}"
-    if function.owner or name not in MASKS:
+    if function.owner or name not in MASKS or function.module.name in machine.library.overlay:
         return None
     machine.tell(_event(node, frame, name, OPAQUE, arguments))
     cache = (

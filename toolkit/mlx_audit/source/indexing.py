@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 
+from mlx_audit.source.arguments import Arguments
+from mlx_audit.source.attributes import bind
 from mlx_audit.source.events import Sliced
 from mlx_audit.source.machine import Frame, Machine
 from mlx_audit.source.resolution import find_member
+from mlx_audit.source.tags import POSITIONS, Tag
 from mlx_audit.source.values import (
     OPAQUE,
-    POSITIONS,
     SIZE,
     Cache,
     Class,
@@ -21,7 +23,6 @@ from mlx_audit.source.values import (
     Method,
     Module,
     Sequence,
-    Tag,
     Thing,
     Value,
     constant,
@@ -29,7 +30,7 @@ from mlx_audit.source.values import (
     of,
     sequence,
     tagged,
-)  # fmt: skip
+)
 
 
 def sliced(machine: Machine, node: ast.Subscript, base: Value, frame: Frame) -> Sliced:
@@ -45,7 +46,36 @@ def sliced(machine: Machine, node: ast.Subscript, base: Value, frame: Frame) -> 
             upper += [machine.value(end, frame) for end in ends]
         else:
             indices.append(machine.value(part, frame))
-    return Sliced(node, frame, base, tuple(lower), tuple(upper), tuple(indices))
+    return Sliced(
+        node, frame, base, tuple(lower), tuple(upper), tuple(indices), _tail(machine, node, base, frame)
+    )
+
+
+def _tail(machine: Machine, node: ast.Subscript, base: Value, frame: Frame) -> bool:
+    """Return whether rows of a cache's buffer are counted from its end, as the last ones written were in eager code."""
+    for part, size in _along(base, node):
+        if size.has(Tag.LENGTH):
+            bounds = [part.lower, part.upper] if isinstance(part, ast.Slice) else [part]
+            counted = [machine.value(bound, frame) for bound in bounds if bound and _from_end(bound)]
+            if any(not bound.has(Tag.LENGTH) for bound in counted):
+                return True
+    return False
+
+
+def _along(base: Value, node: ast.Subscript) -> list[tuple[ast.expr, Value]]:
+    """Return each part of an index with the size of its axis, as far as these are known."""
+    shape = base.shape
+    if shape is None and base.has(Tag.KEYS):
+        shape = (SIZE, SIZE, tagged(Tag.SHAPE | Tag.LENGTH), SIZE)
+    parts = [part for part in _parts(node) if not _is_none(part)]
+    if shape is None or len(parts) > len(shape) + 1:
+        return []
+    first = next((index for index, part in enumerate(parts) if _is_ellipsis(part)), len(parts))
+    last = parts[first + 1 :]
+    return [
+        *zip(parts[:first], shape, strict=False),
+        *zip(last, shape[len(shape) - len(last) :], strict=False),
+    ]
 
 
 def _parts(node: ast.Subscript) -> list[ast.expr]:
@@ -101,7 +131,8 @@ def _of_sequence(
         exact = exact and len([b for b in bounds if b is not None]) == len(given)
         if not exact:
             return sequence(thing.items, exact=False)
-        return sequence(thing.items[slice(*bounds)]) if bounds[2] != 0 else OPAQUE
+        low, high, step = (bound if isinstance(bound, int) else None for bound in bounds)
+        return sequence(thing.items[low:high:step]) if step != 0 else OPAQUE
     index = event.indices[0].constant() if event.indices else None
     if thing.exact and isinstance(index, int) and -len(thing.items) <= index < len(thing.items):
         return thing.items[index]
@@ -138,16 +169,14 @@ def _of_mapping(thing: Mapping, event: Sliced) -> Value:
 def _of_instance(
     machine: Machine, node: ast.Subscript, thing: Instance, event: Sliced, frame: Frame
 ) -> Value:
-    from mlx_audit.source.attributes import attribute, bind
-    from mlx_audit.source.calls import Arguments, call
 
     record = machine.record(thing)
     member = find_member(machine, record.cls, "__getitem__")
     if member is not None:
         method = bind(machine, member, of(thing), record.cls, node, frame)
-        return call(machine, method, Arguments(event.indices or (OPAQUE,)), node, frame)
+        return machine.call(method, Arguments(event.indices or (OPAQUE,)), node, frame)
     key = event.indices[0].constant() if event.indices else None
-    return attribute(machine, of(thing), key, node, frame) if isinstance(key, str) else OPAQUE
+    return machine.attribute(of(thing), key, node, frame) if isinstance(key, str) else OPAQUE
 
 
 def _of_array(base: Value, node: ast.Subscript, event: Sliced) -> Value:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from mlx_audit.source.arguments import Arguments
 from mlx_audit.source.conditions import Conditions, Guard, merged, possible
 from mlx_audit.source.events import Event, Finding, findings
 from mlx_audit.source.modules import Library, SourceModule
@@ -48,9 +49,11 @@ class Frame:
     globals: set[str] = field(default_factory=set)
     returned: list[Value] = field(default_factory=list)
     yielded: list[Value] = field(default_factory=list)
+    ends: list[dict[str, Value]] = field(default_factory=list)
     leaving: list[dict[str, Value]] = field(default_factory=list)
     branches: int = 0
     rotation: bool = False
+    number: int = -1
 
     def find(self, name: str) -> Value | None:
         """Return what a name is bound to here or in a function around it."""
@@ -65,7 +68,8 @@ class Frame:
 class Machine:
     """Runs a model's source over abstract values, and notes who consumes the position.
 
-    How a kind of expression or statement runs is a function registered in `EXPRESSIONS` or `STATEMENTS`.
+    How a kind of expression or statement runs is a function registered in `EXPRESSIONS` or `STATEMENTS`; what those
+    need of each other is a method here, which `Interpreter` implements.
     """
 
     def __init__(self, library: Library) -> None:
@@ -74,7 +78,7 @@ class Machine:
         self.closures: list[Frame] = []
         self.found: dict[tuple[str, int, int, str, str], tuple[Consumer, dict[Conditions, None]]] = {}
         self.notes: dict[str, None] = {}
-        self.memo: dict[object, Value] = {}
+        self.memo: dict[object, tuple[Value, dict[str, Value]]] = {}
         self.running: list[object] = []
         self.guards: Conditions = ()
         self.phase = "model"
@@ -84,6 +88,18 @@ class Machine:
         self.changed = False
         self.stopped = ""
         self.tested: list[ast.expr] = []
+
+    def call(self, target: Value, arguments: Arguments, node: ast.expr, frame: Frame) -> Value:
+        """Return what calling a value returns."""
+        raise NotImplementedError
+
+    def attribute(self, value: Value, name: str, node: ast.expr, frame: Frame) -> Value:
+        """Return an attribute of a value."""
+        raise NotImplementedError
+
+    def assign(self, target: ast.expr, value: Value, frame: Frame, changed: bool = False) -> None:
+        """Bind a target; `changed` says that what it holds was changed in place."""
+        raise NotImplementedError
 
     def value(self, node: ast.expr, frame: Frame) -> Value:
         """Return what an expression is."""
@@ -109,6 +125,13 @@ class Machine:
         self.steps -= 1
         if self.steps < 0:
             raise Exhausted
+
+    def closure(self, frame: Frame) -> int:
+        """Return the number under which a frame is kept for the functions defined in it."""
+        if frame.number < 0:
+            frame.number = len(self.closures)
+            self.closures.append(frame)
+        return frame.number
 
     def record(self, instance: Instance) -> Record:
         """Return the record of an object."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from mlx_audit.source.machine import Exhausted, Machine
+from mlx_audit.source.interpreter import Interpreter
+from mlx_audit.source.machine import Exhausted
 from mlx_audit.source.modules import Library, Unreadable
 from mlx_audit.source.report import SourceReport
 from mlx_audit.source.stepping import NoModel, run_model
@@ -23,7 +24,7 @@ def read_source(file: Path, overlay: Mapping[str, Path] = _NOTHING) -> SourceRep
         overlay: Files to read in place of modules, by full name such as `mlx_lm.models.rope_utils`.
     """
     library = Library(overlay)
-    machine = Machine(library)
+    machine = Interpreter(library)
     unreadable = ""
     try:
         run_model(machine, library.main(file))

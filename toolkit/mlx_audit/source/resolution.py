@@ -6,21 +6,11 @@ import ast
 import builtins
 from collections.abc import Iterator
 
+from mlx_audit.source.judging import lasting
 from mlx_audit.source.machine import Frame, Machine
 from mlx_audit.source.modules import CACHES, MODELS, SourceModule, bindings
-from mlx_audit.source.values import (
-    OPAQUE,
-    Class,
-    External,
-    Function,
-    Namespace,
-    Tag,
-    Value,
-    join,
-    lasting,
-    of,
-    tagged,
-)
+from mlx_audit.source.tags import Tag
+from mlx_audit.source.values import OPAQUE, Class, External, Function, Namespace, Value, join, of, tagged
 
 _LONGEST_LINEAGE = 64
 
@@ -32,13 +22,13 @@ def lookup(machine: Machine, module: SourceModule, name: str) -> Value:
     key = module, name
     if key not in machine.constants:
         machine.constants[key] = tagged(Tag.UNKNOWN)  # what a cycle of imports sees
-        values = [_bound(machine, module, name, statement) for statement in module.bindings[name]]
+        values = [bound(machine, module, name, statement) for statement in module.bindings[name]]
         machine.constants[key] = lasting(join(*values))
     return machine.constants[key]
 
 
-def _bound(machine: Machine, module: SourceModule, name: str, statement: ast.stmt) -> Value:
-    """Return what one statement binds a name to."""
+def bound(machine: Machine, module: SourceModule, name: str, statement: ast.stmt) -> Value:
+    """Return what one statement at the top of a module or class binds a name to."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         return of(Function(module, statement))
     if isinstance(statement, ast.ClassDef):
@@ -119,7 +109,7 @@ def find_member(machine: Machine, cls: Class, name: str, after: Class | None = N
             for statement in bindings(ancestor.node).get(name, [])[:1]:
                 if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                     return of(Function(ancestor.module, statement, ancestor))
-                return _bound(machine, ancestor.module, name, statement)
+                return bound(machine, ancestor.module, name, statement)
     return None
 
 

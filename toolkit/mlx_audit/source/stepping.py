@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import ast
 
-from mlx_audit.source import expressions, rules, statements  # they register what they run
-from mlx_audit.source.attributes import attribute
-from mlx_audit.source.calls import Arguments, call, construct
+from mlx_audit.source.arguments import Arguments
+from mlx_audit.source.construction import construct
 from mlx_audit.source.events import Finding
 from mlx_audit.source.machine import Frame, Machine
 from mlx_audit.source.modules import SourceModule
 from mlx_audit.source.resolution import lookup
+from mlx_audit.source.tags import Tag
 from mlx_audit.source.values import (
     CACHE,
     OPAQUE,
     SIZE,
     Cache,
     Class,
+    Constant,
     Instance,
     Sequence,
-    Tag,
     Value,
     constant,
     of,
@@ -27,9 +27,7 @@ from mlx_audit.source.values import (
     tagged,
 )
 
-assert expressions and rules and statements
-
-TOKENS = tagged(Tag.DATA, (SIZE, constant(1)))
+TOKENS = tagged(Tag.DATA, (SIZE, of(Constant("int", 1), tags=Tag.SHAPE)))
 """The ids that go into a step of one token."""
 
 _ROUNDS = 8
@@ -59,7 +57,7 @@ def run_model(machine: Machine, module: SourceModule) -> None:
     for _ in range(_ROUNDS):
         machine.memo.clear()
         machine.changed = False
-        call(machine, model, Arguments((TOKENS,), (("cache", caches),)), node, frame)
+        machine.call(model, Arguments((TOKENS,), (("cache", caches),)), node, frame)
         if not machine.changed:
             break
     else:
@@ -69,11 +67,11 @@ def run_model(machine: Machine, module: SourceModule) -> None:
 
 def _caches(machine: Machine, model: Value, node: ast.expr, frame: Frame) -> Value:
     """Return the list of caches that the model makes for itself."""
-    made = call(machine, attribute(machine, model, "make_cache", node, frame), Arguments(), node, frame)
+    made = machine.call(machine.attribute(model, "make_cache", node, frame), Arguments(), node, frame)
     entries = []
     for thing in made.things:
         if isinstance(thing, Sequence):
-            entries += [item for item in thing.items]
+            entries += list(thing.items)
     held = [thing for entry in entries for thing in entry.things if isinstance(thing, Cache | Instance)]
     return sequence([of(*held)] if held else [CACHE], exact=False)
 

@@ -1,58 +1,16 @@
-"""What the interpreter knows of a value: where it comes from, and what it may be."""
+"""What the interpreter knows of a value: its tags, and what it may be."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, TypeAlias
+
+from mlx_audit.source.tags import Tag, Tags, union
 
 if TYPE_CHECKING:
     from mlx_audit.source.modules import SourceModule
-
-
-Tags: TypeAlias = int
-"""Several of `Tag`, as bits."""
-
-
-class Tag:
-    """Where a value comes from: plain bits, which are several times as fast as `enum.Flag`."""
-
-    NONE = 0
-    POSITION = 1 << 0
-    """The position from a cache, or what is reckoned from it."""
-    LENGTH = 1 << 1
-    """The length of the key buffer, which is its capacity under fixed caches."""
-    BEFORE = 1 << 2
-    """A key length less something: what eager code takes for a position."""
-    RANGE = 1 << 3
-    """An array of consecutive numbers."""
-    DATA = 1 << 4
-    """An array that depends on the step's tokens, or on what caches hold."""
-    KEYS = 1 << 5
-    """An array along a cache's buffer: its key length is the capacity."""
-    MASK = 1 << 6
-    """A boolean mask."""
-    SHAPE = 1 << 7
-    """A host number or type of an array in the step."""
-    OWN = 1 << 8
-    """An array held by a cache class of the model's own."""
-    HELD = 1 << 9
-    """A host number that such a cache holds, or a length of what it holds."""
-    UNKNOWN = 1 << 10
-    """Came from something that could not be followed."""
-    LASTING = 1 << 11
-    """A container that outlives the step: of a module, or global."""
-    GROWN = 1 << 13
-    """An array that such a cache makes longer at each step."""
-    KEPT = 1 << 12
-    """What a module kept from an earlier step."""
-
-
-POSITIONS = Tag.POSITION | Tag.LENGTH | Tag.BEFORE | Tag.RANGE
-STATE = Tag.POSITION | Tag.DATA | Tag.KEYS | Tag.MASK | Tag.OWN | Tag.GROWN | Tag.HELD | Tag.KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +175,6 @@ class Value:
 OPAQUE = Value()
 
 
-def union(tags: Iterable[Tags]) -> Tags:
-    """Return all of these tags."""
-    return reduce(or_, tags, Tag.NONE)
-
-
 def of(*things: Thing, tags: Tags = Tag.NONE) -> Value:
     """Return a value that is one of these things."""
     return Value(tags, frozenset(things), open=False)
@@ -279,11 +232,17 @@ def join(*values: Value) -> Value:
         things = frozenset(thing for thing in things if not isinstance(thing, Constant | Sequence | Mapping))
         return Value(union(value.all_tags() for value in values), things)
     return Value(
-        union(value.tags for value in values),
+        _joined_tags(values),
         things,
         any(value.open for value in values),
         _joined_shape([value.shape for value in values if value.open or value.shape]),
     )
+
+
+def _joined_tags(values: tuple[Value, ...]) -> Tags:
+    """Return the tags of either: all of them, but scores count as unmasked only if they are so on every way."""
+    tags = union(value.tags for value in values)
+    return tags if all(value.has(Tag.UNMASKED) for value in values) else tags & ~Tag.UNMASKED
 
 
 def _merged(things: frozenset[Thing]) -> frozenset[Thing]:
@@ -304,45 +263,3 @@ def _joined_shape(shapes: list[tuple[Value, ...] | None]) -> tuple[Value, ...] |
     if not known or len(known) != len(shapes) or len({len(shape) for shape in known}) != 1:
         return None
     return tuple(join(*column) for column in zip(*known, strict=True))
-
-
-def truth(value: Value) -> bool | None:
-    """Return whether the value is true, None where that depends."""
-    if value.open or not value.things:
-        return None
-    verdicts = {_truth(thing) for thing in value.things}
-    return verdicts.pop() if len(verdicts) == 1 else None
-
-
-def _truth(thing: Thing) -> bool | None:
-    if isinstance(thing, Constant):
-        return bool(thing.value)
-    if isinstance(thing, Sequence):
-        return bool(thing.items) if thing.exact else None
-    if isinstance(thing, Mapping):
-        return bool(thing.items) or (None if thing.rest else False)
-    return None if isinstance(thing, Module | Dims | Method) else True
-
-
-def lasting(value: Value) -> Value:
-    """Return a value, marked if it is a container: what is put into it outlives the step."""
-    if any(isinstance(thing, Sequence | Mapping) for thing in value.things):
-        return replace(value, tags=value.tags | Tag.LASTING)
-    return value
-
-
-def holds_cache(value: Value) -> bool:
-    """Return whether a value is a cache, or holds one."""
-    return any(
-        isinstance(thing, Cache) or (isinstance(thing, Sequence) and any(map(holds_cache, thing.items)))
-        for thing in value.things
-    )
-
-
-def is_none(value: Value) -> bool | None:
-    """Return whether the value is None, None where that depends."""
-    if NOTHING.things <= value.things:
-        return None if value.open or len(value.things) > 1 else True
-    if not value.open or value.has(Tag.POSITION | Tag.DATA | Tag.KEYS | Tag.MASK):
-        return False
-    return None

@@ -35,7 +35,7 @@ def written(source: str, first: cst.CSTNode | None = None) -> list[cst.BaseState
     module = cst.parse_module(f"pass\n{dedent(source).strip()}\n")
     blank = [node for node in walk(module) if isinstance(node, cst.EmptyLine) and not node.comment]
     module = exchanged(module, {line: cst.EmptyLine(indent=False) for line in blank})
-    body = [node for node in module.body[1:] if isinstance(node, cst.BaseStatement)]
+    body: list[cst.BaseStatement] = [*module.body[1:]]
     leading = getattr(first, "leading_lines", ())
     if leading:
         body[0] = body[0].with_changes(leading_lines=[*leading, *body[0].leading_lines])  # type: ignore[attr-defined]

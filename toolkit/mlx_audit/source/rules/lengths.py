@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 
 from mlx_audit.source.events import Called, Combined, Finding, Rotated, Sliced, rule
-from mlx_audit.source.values import Tag, Value
+from mlx_audit.source.tags import Tag
+from mlx_audit.source.values import Value
 
 _LENGTHS = Tag.LENGTH | Tag.BEFORE
 
@@ -76,7 +77,7 @@ def shifted_range(event: Combined) -> Finding | None:
 
 @rule(Sliced)
 def first_row(event: Sliced) -> Finding | None:
-    """`table[S - L :]`: rows counted back from the end of the buffer."""
+    """`table[S - L :]`, `keys[:, :, -window:]`: rows counted back from the end of the buffer."""
     counted = any(bound.has(Tag.BEFORE) for bound in event.lower)
     row = any(index.has(_LENGTHS) and not index.has(Tag.DATA | Tag.MASK) for index in event.indices)
-    return _taken(event.text) if counted or row else None
+    return _taken(event.text) if counted or row or event.tail else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mlx_audit.source.events import Called, Combined, Finding, rule
-from mlx_audit.source.values import Tag
+from mlx_audit.source.tags import Tag
+from mlx_audit.source.values import NOTHING
 
 
 @rule(Combined)
@@ -33,3 +34,18 @@ def added_by_function(event: Called) -> Finding | None:
     if event.target not in ("mlx.core.add", "mlx.core.subtract") or len(event.positional) < 2:
         return None
     return added(Combined(event.node, event.frame, "add", event.positional[0], event.positional[1]))
+
+
+@rule(Called)
+def missing(event: Called) -> Finding | None:
+    """Attention over a cache's keys without a mask: eager code may leave it out for one token, a buffer may not."""
+    name = event.target.rpartition(".")[2]
+    what = f"`{event.text}` attends over the keys of a cache without a mask"
+    if name == "scaled_dot_product_attention" and event.target.startswith("mlx.core.fast."):
+        keys, mask = event.argument(1, "k"), event.argument(4, "mask")
+        if keys and keys.has(Tag.KEYS) and (mask is None or mask == NOTHING):
+            return Finding("SRC003", "no mask", what, goes_on=True)
+    operand = event.receiver if event.target[:1] == "." else event.argument(0, "a")
+    if name == "softmax" and operand and operand.has(Tag.UNMASKED):
+        return Finding("SRC003", "no mask", what, goes_on=True)
+    return None

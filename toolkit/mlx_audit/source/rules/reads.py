@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mlx_audit.source.events import Called, Combined, Finding, Formatted, Sliced, Tested, rule
-from mlx_audit.source.values import Mapping, Sequence, Tag, Tags
+from mlx_audit.source.tags import Tag, Tags
+from mlx_audit.source.values import Mapping, Sequence
 
 _CONVERTING = (
     "int",
@@ -23,8 +24,8 @@ _CONVERTING = (
 _READING = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__")
 _TEXT = ("str", "repr", "format", "print", "ascii")
 _SHAPING = frozenset(
-    {"zeros", "ones", "full", "eye", "tri", "linspace", "reshape", "broadcast_to", "tile", "repeat", "split", "unflatten",
-     "roll", "pad", "view"}
+    {"zeros", "ones", "full", "eye", "tri", "linspace", "reshape", "broadcast_to", "tile", "repeat", "split",
+     "unflatten", "roll", "pad", "view"}
 )  # fmt: skip
 
 

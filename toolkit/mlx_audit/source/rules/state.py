@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from mlx_audit.source.events import Called, Combined, Finding, Kept, Memoized, Stored, rule
-from mlx_audit.source.values import STATE, Tag, holds_cache
+from mlx_audit.source.judging import holds_cache
+from mlx_audit.source.tags import STATE, Tag
 
 _THREADED = frozenset(
-    {"", "update_and_fetch", "keys", "values", "offset", "_idx", "start_position", "state", "lengths", "left_padding", "cache"}
+    {"", "update_and_fetch", "keys", "values", "offset", "_idx", "start_position", "state", "lengths", "left_padding",
+     "cache"}
 )  # fmt: skip
 """What a model may set on a cache: its items, and what fixed-capacity caches thread through the step."""
 

@@ -33,20 +33,20 @@ class ArangeFromPosition(Codemod):
 
     def apply(self, tree: cst.Module) -> cst.Module:
         changes: dict[cst.CSTNode, cst.CSTNode] = {}
-        parents = code.parents(tree)
+        parents, embeddings = code.parents(tree), _embeddings(tree)
         for function in code.functions(tree):
-            changes.update(_Positions(tree, function, parents).changes())
+            changes.update(_Positions(function, parents, embeddings).changes())
         return _without_unused_numpy(code.replaced(tree, changes)) if changes else tree
 
 
 class _Positions:
     """The position ids of one function."""
 
-    def __init__(self, tree: cst.Module, function: cst.FunctionDef, parents: code.Parents) -> None:
+    def __init__(self, function: cst.FunctionDef, parents: code.Parents, embeddings: set[str]) -> None:
         self.function = function
         self.parents = parents
         self.stores = code.stores(function)
-        self.embeddings = _embeddings(tree)
+        self.embeddings = embeddings
 
     def changes(self) -> dict[cst.CSTNode, cst.CSTNode]:
         changes: dict[cst.CSTNode, cst.CSTNode] = {}

@@ -48,7 +48,7 @@ class ChunkMaskFromCache(Codemod):
     mends = ("SRC001",)
 
     def apply(self, tree: cst.Module) -> cst.Module:
-        changes: dict[cst.CSTNode, cst.CSTNode | cst.RemovalSentinel] = {}
+        changes: dict[cst.CSTNode, code.Change] = {}
         parents = code.parents(tree)
         for function in code.functions(tree):
             for body in map(block, code.walk(function)):
@@ -79,7 +79,7 @@ class _Run:
             self.lines.append(line)
             self.values[name] = value
 
-    def changes(self) -> dict[cst.CSTNode, cst.CSTNode | cst.RemovalSentinel]:
+    def changes(self) -> dict[cst.CSTNode, code.Change]:
         found = _bounds(self.bounds) if self.lines else None
         if found is None:
             return {}
@@ -118,7 +118,7 @@ class _Run:
             if name != mask
         )
 
-    def _moved(self, source: str) -> dict[cst.CSTNode, cst.CSTNode | cst.RemovalSentinel]:
+    def _moved(self, source: str) -> dict[cst.CSTNode, code.Change]:
         first, *others = self.lines
         (choice,) = written(source, first)
         assert isinstance(choice, cst.If)
@@ -126,7 +126,7 @@ class _Run:
         column = indentation(first, self.parents) + 4
         lines = [fitted(line, column) for line in (first.with_changes(leading_lines=[]), *others)]
         orelse = choice.orelse.with_changes(body=cst.IndentedBlock(lines))
-        removed = {line: cst.RemoveFromParent() for line in others}
+        removed: dict[cst.CSTNode, code.Change] = {line: cst.RemoveFromParent() for line in others}
         return {first: choice.with_changes(orelse=orelse), **removed}
 
 

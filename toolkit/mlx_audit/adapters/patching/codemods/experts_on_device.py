@@ -51,7 +51,7 @@ class ExpertsOnDevice(Codemod):
 
     def apply(self, tree: cst.Module) -> cst.Module:
         lists = _lists_of_modules(tree)
-        changes: dict[cst.CSTNode, cst.CSTNode | cst.RemovalSentinel | cst.FlattenSentinel[cst.CSTNode]] = {}
+        changes: dict[cst.CSTNode, code.Change] = {}
         for function in code.functions(tree):
             for body in map(block, code.walk(function)):
                 for at in range(len(body) - 2):

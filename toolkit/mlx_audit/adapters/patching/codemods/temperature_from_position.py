@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import libcst as cst
@@ -40,11 +41,11 @@ class TemperatureFromPosition(Codemod):
     mends = ("SRC001",)
 
     def apply(self, tree: cst.Module) -> cst.Module:
-        changes: dict[cst.CSTNode, cst.CSTNode | cst.FlattenSentinel[cst.CSTNode]] = {}
+        changes: dict[cst.CSTNode, code.Change] = {}
         parents = code.parents(tree)
         for function in code.functions(tree):
             for body in map(block, code.walk(function)):
-                for line, after in zip(body, body[1:], strict=False):
+                for line, after in itertools.pairwise(body):
                     lines = _mended(function, parents, line, after)
                     if lines:
                         changes[line] = cst.FlattenSentinel(lines[:-1])
@@ -66,7 +67,7 @@ def _mended(
         or said(after) != f"{scales} = {scales}[:, None]"
         or not _is_elementwise(node, value, parents)
         or not _is_position(function, bounds["offset"])
-        or not _scales_heads(function, parents, scales, after)
+        or not _scales_heads(function, parents, scales)
         or "positions" in code.names(function)
     ):
         return []
@@ -109,10 +110,8 @@ def _is_position(function: cst.FunctionDef, name: str) -> bool:
     )
 
 
-def _scales_heads(
-    function: cst.FunctionDef, parents: code.Parents, scales: str, after: cst.BaseStatement
-) -> bool:
-    """Return whether scales do nothing, from a statement on, but multiply arrays of which the heads come first."""
+def _scales_heads(function: cst.FunctionDef, parents: code.Parents, scales: str) -> bool:
+    """Return whether scales do nothing but multiply, once, an array of which the heads come first."""
     heads = {
         name
         for name, value in code.stores(function)
