@@ -55,14 +55,24 @@ def _isinstance(machine: Machine, event: Called, given: tuple[Value, ...]) -> Va
         return OPAQUE
     value, types = given
     names = {thing.name for thing in _flattened(types) if isinstance(thing, External)}
-    if value.open and value.has(Tag.POSITION | Tag.DATA | Tag.KEYS | Tag.MASK) and not value.things:
-        if "mlx.core.array" in names:
-            return constant(True)
-        return constant(False) if names and names <= set(_TYPES) | _CONTAINERS else SIZE
-    thing = value.only()
-    if isinstance(thing, Constant) and names:
-        return constant(any(_TYPES.get(name) == thing.type for name in names))
-    return tagged(Tag.UNKNOWN) if value.tags or isinstance(thing, Cache) else OPAQUE
+    verdicts = {_is_one_of(thing, names) for thing in value.things}
+    if value.open:
+        verdicts.add(_array_is_one_of(value, names))
+    if len(verdicts) == 1 and None not in verdicts:
+        return constant(verdicts.pop())
+    return tagged(Tag.UNKNOWN) if value.tags or any(isinstance(t, Cache) for t in value.things) else OPAQUE
+
+
+def _is_one_of(thing: object, names: set[str]) -> bool | None:
+    if not isinstance(thing, Constant) or not names:
+        return None
+    return any(_TYPES.get(name) == thing.type for name in names)
+
+
+def _array_is_one_of(value: Value, names: set[str]) -> bool | None:
+    if not value.has(Tag.POSITION | Tag.DATA | Tag.KEYS | Tag.MASK) or not names:
+        return None
+    return "mlx.core.array" in names or (False if names <= set(_TYPES) | _CONTAINERS else None)
 
 
 _CONTAINERS = {"builtins.list", "builtins.tuple", "builtins.dict", "builtins.complex"}

@@ -10,7 +10,7 @@ from mlx_audit.source import arrays
 from mlx_audit.source.events import Combined, Formatted, Tested
 from mlx_audit.source.judging import is_none, truth
 from mlx_audit.source.machine import EXPRESSIONS, Frame, Machine
-from mlx_audit.source.tags import Tag
+from mlx_audit.source.tags import Tag, union
 from mlx_audit.source.values import (
     NOTHING,
     OPAQUE,
@@ -172,7 +172,7 @@ def _compared(
     verdict = _decided(operator, left, right)
     if verdict is not None:
         return constant(verdict)
-    tags = left.all_tags() | right.all_tags()
+    tags = union(value.all_tags() for value in (left, right) if not isinstance(value.only(), Constant))
     if tags & (Tag.DATA | Tag.KEYS | Tag.MASK | Tag.RANGE | Tag.POSITION | Tag.OWN):
         if tags & Tag.POSITION and not tags & (Tag.RANGE | Tag.DATA | Tag.MASK):
             return tagged(tags)

@@ -21,7 +21,6 @@ from mlx_audit.source.values import (
     Instance,
     Sequence,
     Value,
-    constant,
     of,
     sequence,
     tagged,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import cache
 
 import libcst as cst
 
@@ -23,17 +25,34 @@ def text(node: cst.CSTNode) -> str:
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield a node and all below it, in the order of the source."""
+    """Yield a node and all below it but spaces, statements in the order of the source."""
     todo = [node]
     while todo:
         node = todo.pop()
         yield node
-        todo.extend(reversed(node.children))
+        todo.extend(reversed(children(node)))
+
+
+def children(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """Return what a node consists of; `node.children` rebuilds the node for it."""
+    found: list[cst.CSTNode] = []
+    for name in _parts(type(node)):
+        part = getattr(node, name)
+        if isinstance(part, cst.CSTNode):
+            found.append(part)
+        elif isinstance(part, list | tuple):
+            found.extend(part)
+    return found
+
+
+@cache
+def _parts(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    return tuple(part.name for part in fields(kind) if not part.name.startswith("whitespace"))
 
 
 def parents(root: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
     """Return the parent of each node below a root."""
-    return {child: node for node in walk(root) for child in node.children}
+    return {child: node for node in walk(root) for child in children(node)}
 
 
 def functions(tree: cst.CSTNode) -> list[cst.FunctionDef]:

@@ -32,6 +32,8 @@ class ArangeFromPosition(Codemod):
     mends = ("SRC001",)
 
     def apply(self, tree: cst.Module) -> cst.Module:
+        if "arange(" not in tree.code:
+            return tree
         changes: dict[cst.CSTNode, cst.CSTNode] = {}
         parents, embeddings = code.parents(tree), _embeddings(tree)
         for function in code.functions(tree):

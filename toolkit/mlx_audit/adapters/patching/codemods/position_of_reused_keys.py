@@ -34,11 +34,12 @@ class PositionOfReusedKeys(Codemod):
         for owner in tree.body:
             method = _call_method(owner)
             reuse = _reuse(method) if method else None
-            way = _Way(tree)
-            if isinstance(owner, cst.ClassDef) and method and reuse and way.gives(owner, method, reuse.keys):
-                changes |= {**way.changes, reuse.position: cst.Name(_OFFSET)}
-                if reuse.unneeded:
-                    changes[reuse.unneeded] = cst.RemoveFromParent()
+            if isinstance(owner, cst.ClassDef) and method and reuse:
+                way = _Way(tree)
+                if way.gives(owner, method, reuse.keys):
+                    changes |= {**way.changes, reuse.position: cst.Name(_OFFSET)}
+                    if reuse.unneeded:
+                        changes[reuse.unneeded] = cst.RemoveFromParent()
         return code.replaced(tree, changes)
 
 
