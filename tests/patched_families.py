@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,46 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
             "vocab_size": 64,
             "floor_scale": 4,
         },
+    },
+    "gpt_bigcode": {
+        "model_type": "gpt_bigcode",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_inner": 32,
+        "n_head": 4,
+        "n_positions": 256,
+        "layer_norm_epsilon": 1e-5,
+        "vocab_size": 64,
+    },
+    "olmo": {
+        "model_type": "olmo",
+        "d_model": 32,
+        "n_layers": 2,
+        "mlp_hidden_size": 32,
+        "n_heads": 4,
+        "vocab_size": 64,
+        "embedding_size": 64,
+    },
+    "afm7": {
+        "model_type": "afm7",
+        "vocab_size": 64,
+        "hidden_dim": 32,
+        "num_layers": 3,
+        "num_kv_reuse_layers": 1,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+    },
+    "llama": {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 64,
+        "max_position_embeddings": 16,
+        "rope_scaling": {"type": "dynamic", "factor": 2.0},
     },
     "phi3small": {
         "model_type": "phi3small",
@@ -136,6 +177,14 @@ def model_of(family: str, *names: str) -> nn.Module:
         file = Path(_FOLDER.name) / f"{family}_{'_'.join(names)}.py"
         file.write_text(mended(source_of(family), *names))
         module = import_file(file)
+    return build_tiny(module, resolve_arguments(module, CONFIGURATIONS[family]), seed=0)
+
+
+def model_from(family: str, source: str, folder: Path) -> nn.Module:
+    """Return a family's tiny model as another source has it, with the same weights."""
+    file = folder / f"{family}_{zlib.crc32(source.encode()):08x}.py"
+    file.write_text(source)
+    module = import_file(file)
     return build_tiny(module, resolve_arguments(module, CONFIGURATIONS[family]), seed=0)
 
 

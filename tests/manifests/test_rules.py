@@ -139,3 +139,13 @@ def test_long_lists_are_cut_to_what_an_expression_may_have() -> None:
 def test_shapes_differ_by_structure_and_not_by_size() -> None:
     assert shape(ring(8)) == shape(ring(128))
     assert shape(STATE) != shape(CacheSpec("arrays", (("slots", 1),)))
+
+
+def test_two_entries_a_layer_are_counted_by_a_sum() -> None:
+    def doubled(count: int) -> Observation:
+        layers = [*[FULL] * count, *[ring(8)] * count]
+        return Observation("it", {"num_hidden_layers": count, "window": 8}, layers, 2 * count, layers)
+
+    rules = generalise([doubled(2), doubled(5)])
+    assert rules.count == "num_hidden_layers + num_hidden_layers"
+    assert rules.layers[0] == {"when": "i < num_hidden_layers", "cache": "linear"}

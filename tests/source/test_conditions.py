@@ -102,3 +102,28 @@ def test_every_marked_condition(tmp_path: Path) -> None:
         attention="if self.local:\n    n = int(offset)  #! SRC001 when self.local\nn = int(offset)  #! SRC001",
     )
     assert hazards(read(tmp_path, source)) == marked(source)
+
+
+def test_equal_words_in_two_functions_are_two_conditions(tmp_path: Path) -> None:
+    top = "def inner(flag, n):\n    if flag:\n        return int(n)\n\ndef outer(flag, other, n):\n"
+    top += "    if not flag:\n        return inner(other, n)\n"
+    report = read(tmp_path, decoder(top=top, model="n = outer(self.args.a, self.args.b, offset)"))
+    assert _only(report)[0] == "not flag and flag"
+
+
+def test_self_in_a_condition_is_the_object_that_is_needed(tmp_path: Path) -> None:
+    source = decoder(
+        top=LATE.format(mark=""),
+        attention_init="self.late = Late() if args.window else None\nself.local = args.window == 3",
+        attention="if self.local:\n    q = self.late(q, cache.offset)",
+    )
+    when, needs = _only(read(tmp_path, source))
+    assert when == "Attention.local and args.window"
+    assert needs == NEEDS_LATE
+
+
+def test_both_branches_are_no_condition(tmp_path: Path) -> None:
+    top = "def whole(n):\n    return int(n)\n"
+    code = "if self.local:\n    n = whole(offset)\nelse:\n    n = whole(offset + 1)"
+    source = decoder(top=top, attention_init="self.local = args.window == 3", attention=code)
+    assert _only(read(tmp_path, source)) == ("", ())

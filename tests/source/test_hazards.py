@@ -245,8 +245,10 @@ FUNCTIONS = {
     ),
     "property": (
         "n = Reader(offset).n",
-        "class Reader:\n    def __init__(self, x):\n        self.x = x\n"
-        "    @property\n    def n(self):\n        return int(self.x)  #! SRC001\n",
+        (
+            "class Reader:\n    def __init__(self, x):\n        self.x = x\n"
+            "    @property\n    def n(self):\n        return int(self.x)  #! SRC001\n"
+        ),
     ),
     "static method": (
         "n = Reader.n(offset)",
@@ -258,8 +260,10 @@ FUNCTIONS = {
     ),
     "super": (
         "n = Sub().n(offset)",
-        "class Reader:\n    def n(self, x):\n        return int(x)  #! SRC001\n\n"
-        "class Sub(Reader):\n    def n(self, x):\n        return super().n(x)\n",
+        (
+            "class Reader:\n    def n(self, x):\n        return int(x)  #! SRC001\n\n"
+            "class Sub(Reader):\n    def n(self, x):\n        return super().n(x)\n"
+        ),
     ),
 }
 

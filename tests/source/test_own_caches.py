@@ -90,3 +90,12 @@ def test_a_subclass_of_a_native_cache_keeps_what_is_native(tmp_path: Path) -> No
     cls = "class OwnCache(KVCache):\n    def twice(self):\n        return int(self.offset)\n"
     found = _codes(tmp_path, cls, attention="n = cache.twice()")
     assert found == {("SRC001", "return int(self.offset)")}
+
+
+def test_fixed_caches_that_the_model_makes_itself_come_first(tmp_path: Path) -> None:
+    fixed = FIXED.replace("OwnCache", "FixedCache")
+    methods = METHODS + (
+        "def new_fixed_capacity_cache(self, max_tokens, *, batch_size=1):\n"
+        "    return [FixedCache() for _ in self.layers]\n"
+    )
+    assert not read(tmp_path, decoder(top=GROWING + fixed, methods=methods)).hazards

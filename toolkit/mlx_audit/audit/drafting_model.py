@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +22,15 @@ from mlx_audit.manifests.drafting import Draft
 from mlx_audit.manifests.evaluation import names_of
 from mlx_audit.manifests.modules import argument_names
 from mlx_audit.manifests.observations import Unexplained
+from mlx_audit.manifests.rules import Rules
+from mlx_audit.manifests.schema import ROPE_KINDS
 from mlx_audit.models.build import build_lazy, resolve_arguments
 from mlx_audit.models.fitting import Fitted, fitted_tiny, try_out
 from mlx_audit.models.live import entry_name, leaves, unknown_classes
 from mlx_audit.models.modules import import_file, import_model
 from mlx_audit.models.observed import Observed, argument_objects, observe
 from mlx_audit.models.rope import rope_kind
+from mlx_audit.source import SourceReport, read_source
 from mlx_audit.tracing.tracer import source_line
 
 _NO_BACKEND = "No Metal back-end"
@@ -52,28 +56,17 @@ def draft_request(request: Request) -> Draft:
     real = observe(build_lazy(module, arguments))
     _require_known(real)
     tiny = _tiny(module, config, real)
-    try:
-        found = find_topology(module, config, real, tiny)
-    except Unexplained as error:
-        raise CannotBeStated(
-            error.what, where=module.__name__, found=error.found, fix="write the manifest by hand"
-        ) from error
+    found = _topology(module, config, real, tiny)
     file = Path(module.__file__ or "")
     declared = f"./{file.name}" if target.file is not None else module.__name__
     tiny = _pruned(module, tiny, found, file.parent, declared)
     measured, how = exactness(module, tiny.config, target.family)
-    notes = {
-        "sources": positions(file),
-        "topology": [found.rules.notes["count"]] if "count" in found.rules.notes else [],
-        "layers": [found.rules.notes["layers"]] if "layers" in found.rules.notes else [],
-        "exactness": [how],
-        "claims": hazards(file),
-    }
-    if tiny.lacking:
-        kinds = "; ".join(sorted(form[0] for form in tiny.lacking))
-        notes["exactness"].append(f"tiny lacks some of the forms of layers that {name} has: {kinds}")
+    rope, unnamed = _rope(real.model, arguments)
+    notes = _notes(found.rules, read_source(file))
+    notes["exactness"] = [how, *_lacking(tiny, name)]
+    notes["rope"] = [*unnamed, *notes["rope"]]
     return Draft(
-        family=target.family,
+        family=re.sub(r"[^A-Za-z0-9_-]", "_", target.family)[:64],
         module=declared,
         about=_about(real, name),
         sources=places(module, real.model, argument_objects(real.model, arguments)[found.arguments]),
@@ -81,8 +74,8 @@ def draft_request(request: Request) -> Draft:
         count=found.rules.count,
         layers=found.rules.layers,
         before=found.rules.before,
-        rope=_rope(real.model, arguments),
-        variant=_variant([*real.entries]),
+        rope=rope,
+        variant=_variant(real.entries),
         exactness=measured,
         tiny=tiny.config,
         requires={"mlx-lm": f">={version('mlx-lm')}"},
@@ -90,7 +83,35 @@ def draft_request(request: Request) -> Draft:
     )
 
 
+def _topology(module: ModuleType, config: Mapping[str, Any], real: Observed, tiny: Fitted) -> Found:
+    try:
+        return find_topology(module, config, real, tiny)
+    except Unexplained as error:
+        raise CannotBeStated(
+            error.what, where=module.__name__, found=error.found, fix="write the manifest by hand"
+        ) from error
+
+
+def _notes(rules: Rules, report: SourceReport) -> dict[str, list[str]]:
+    """Return the remarks, by the key above which they stand."""
+    return {
+        "sources": positions(report),
+        "layers": list(rules.notes.values()),
+        "rope": hazards(report, of_rope=True),
+        "claims": hazards(report, of_rope=False),
+    }
+
+
+def _lacking(tiny: Fitted, name: str) -> list[str]:
+    if not tiny.lacking:
+        return []
+    forms = "; ".join(sorted(form[0] for form in tiny.lacking))
+    return [f"tiny lacks some of the forms of layers that {name} has: {forms}"]
+
+
 def _require_known(real: Observed) -> None:
+    if not real.entries:
+        raise CannotBeStated("the model makes no caches", fix="nothing can be audited without one")
     for index, spec in enumerate(real.entries):
         for place, name in unknown_classes(spec, entry_name(real.model, index, len(real.entries))):
             raise CannotBeStated(
@@ -153,10 +174,15 @@ def _about(real: Observed, name: str) -> str:
     return f"{shown.pattern()} in {name}; say here in one sentence what sets the family apart."
 
 
-def _rope(model: nn.Module, arguments: Any) -> list[str]:
-    """Return the kind of rotary embedding, if there is a module for one."""
+def _rope(model: nn.Module, arguments: Any) -> tuple[list[str], list[str]]:
+    """Return the kind of rotary embedding, if there is a module for one; and a remark where no manifest names it."""
     names = {type(item).__name__.lower() for item in model.modules()}
-    return [rope_kind(arguments)] if any("rope" in name or "rotary" in name for name in names) else []
+    if not any("rope" in name or "rotary" in name for name in names):
+        return [], []
+    kind = rope_kind(arguments)
+    if kind in ROPE_KINDS:
+        return [kind], []
+    return [], [f"the configuration asks for the RoPE kind {kind}, which a manifest has no word for"]
 
 
 def _variant(entries: Sequence[CacheSpec]) -> str:

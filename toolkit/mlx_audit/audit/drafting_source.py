@@ -10,7 +10,7 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.models import cache as native
 
-from mlx_audit.source import Consumer, read_source
+from mlx_audit.source import Consumer, SourceReport
 from mlx_audit.tracing.paths import short_path
 
 _MOST = 12
@@ -32,19 +32,25 @@ def places(module: ModuleType, model: nn.Module, arguments: Any) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def positions(file: Path) -> list[str]:
+def positions(report: SourceReport) -> list[str]:
     """Return remarks on who consumes the position, harmlessly."""
-    report = read_source(file)
     safe = [item for item in report.safe if not item.when and not item.needs]
     return [f"position: {item.where} {item.symbol}, {item.kind}" for item in safe[:_MOST]] + _more(safe)
 
 
-def hazards(file: Path) -> list[str]:
-    """Return remarks on what stands, or may stand, in the way of the claim."""
-    report = read_source(file)
-    found = [f"{item.code} {item.where} {item.symbol}: {item.what}{_under(item)}" for item in report.hazards]
-    unread = [f"the source could not be read: {report.unreadable}"] if report.unreadable else []
-    return [*unread, *found[:_MOST], *_more(list(report.hazards))]
+def hazards(report: SourceReport, *, of_rope: bool) -> list[str]:
+    """Return remarks on what stands, or may stand, in the way of the claim.
+
+    Args:
+        report: What reading the source found.
+        of_rope: Whether those that only a kind of rotary embedding reaches are wanted, or the others.
+    """
+    chosen = [item for item in report.hazards if ("rope_type" in item.when) == of_rope]
+    found = [f"{item.code} {item.where} {item.symbol}: {item.what}{_under(item)}" for item in chosen]
+    unread = (
+        [f"the source could not be read: {report.unreadable}"] if report.unreadable and not of_rope else []
+    )
+    return [*unread, *found[:_MOST], *_more(chosen)]
 
 
 def _under(item: Consumer) -> str:

@@ -19,6 +19,7 @@ from mlx_audit.manifests.topology import TopologyError, cache_specs
 from mlx_audit.models.build import build_lazy, resolve_arguments
 from mlx_audit.models.fitting import Fitted
 from mlx_audit.models.observed import Observed, argument_objects, observe
+from mlx_audit.models.tiny import layer_count
 
 _MOST = 120
 """Variations that are looked at."""
@@ -30,6 +31,11 @@ class Found:
 
     arguments: str
     rules: Rules
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether a rule speaks of a mapping among the arguments, as `text_config['layer_types']` does."""
+        return "['" in f"{self.rules.count} {self.rules.layers}"
 
 
 @dataclass(frozen=True)
@@ -66,13 +72,15 @@ def find_topology(module: ModuleType, config: Mapping[str, Any], real: Observed,
     paths = [path for path in small if path in given]
     failure: MlxAuditError | None = None
     for search in (_general, _written):
+        found: list[Found] = []
         for path in paths:
+            seen = [item.at(path) for item in (*two, *near) if path in item.arguments]
             try:
-                return Found(
-                    path, search([seen.at(path) for seen in (*two, *near) if path in seen.arguments])
-                )
+                found.append(Found(path, search(seen)))
             except (Unexplained, ExpressionError, TopologyError) as error:
                 failure = failure or error
+        if found:  # arguments that say it themselves go before those that only hold another configuration
+            return min(found, key=lambda item: item.looks_inside)
     assert failure is not None, "a model has arguments"
     raise failure
 
@@ -108,15 +116,16 @@ def _holds(rules: Rules, item: Observation) -> bool:
 
 
 def _near(module: ModuleType, tiny: Fitted, objects: Mapping[str, Any], shapes: set[str]) -> Iterator[_Seen]:
-    """Yield what the variations show; those that cannot be built, or have other kinds of caches, show nothing."""
-    for variation in islice(variations(tiny.config, objects.values(), tiny.observed.count), _MOST):
+    """Yield what the variations show; those that cannot be built or run, or have other caches, show nothing."""
+    count = layer_count(tiny.config) or tiny.observed.count
+    for variation in islice(variations(tiny.config, objects.values(), count), _MOST):
         try:
             arguments = resolve_arguments(module, variation.config)
             model = build_lazy(module, arguments)
             seen = observe(model)
         except Exception:
             continue
-        if {shape(spec) for spec in seen.entries} <= shapes:
+        if seen.layers is not None and {shape(spec) for spec in seen.entries} <= shapes:
             yield _Seen(variation.label, seen, argument_objects(model, arguments), variation.binding)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
 from mlx_audit.checks.conditions import is_met
 from mlx_audit.checks.subject import Source, Subject

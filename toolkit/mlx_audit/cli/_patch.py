@@ -51,11 +51,11 @@ def adapt_as_patch(
     _choices.require_temporary_folder()
     resolved = resolve_target(_choices.target(target), config)
     before = _audited(resolved, config, Options(tiers=["static"]), timeout)
-    _console.note("as it is:")
-    _show(before, partial=True)
     patch = make_patch(resolved, before.results)
     if check is not None:
         return _check(patch, check)
+    _console.note("as it is:")
+    _show(before, partial=True)
     if not patch.sources:
         _console.note(f"nothing to patch here; the verdict: mlx-audit run {target}")
         return 0

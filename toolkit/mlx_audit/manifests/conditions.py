@@ -41,6 +41,7 @@ def _of_one(known: Sequence[Mapping[str, object]], counts: Sequence[int]) -> Ite
     for name in _positive(known):
         yield 20, f"(i + 1) % {name} == 0"
         yield 21, f"i % {name} == 0"
+        yield 24, f"i % {name} == {name} // 2"
         yield 30, f"i < {name}"
         yield 31, f"i >= {name}"
         yield 26, f"i == {name}"

@@ -23,7 +23,7 @@ class Draft(BaseModel):
 
     Attributes:
         layers, before: The rules of the topology, as a manifest has them.
-        notes: Comments, by the key above which they stand: `sources`, `topology`, `layers`, `rope`, `exactness`,
+        notes: Comments, by the key above which they stand: `sources`, `layers`, `rope`, `exactness`,
             `claims`, `configurations`.
     """
 
@@ -64,7 +64,6 @@ def _lines(draft: Draft) -> Iterator[str]:
     yield "sources:"
     yield from (f"  - {_scalar(text)}" for text in draft.sources)
     yield f"arguments: {_scalar(draft.arguments)}"
-    yield from note("topology")
     yield "topology:"
     yield f"  count: {_scalar(draft.count)}"
     if draft.before:

@@ -99,7 +99,7 @@ def _owners(model: nn.Module, caches: Sequence[Any]) -> list[int | None] | None:
 
     def note(layer: nn.Module, values: Sequence[Any]) -> None:
         found = [index[id(value)] for value in values if id(value) in index]
-        if found and found[0] not in given.values():
+        if found and id(layer) not in given and found[0] not in given.values():
             given[id(layer)] = found[0]
 
     try:

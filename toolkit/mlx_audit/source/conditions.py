@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ class Guard:
     Attributes:
         text: It, as source.
         opposite: What holds where it does not.
-        place: Full name of the class in whose code it is tested.
+        place: Full name of the class whose object is asked; empty if the test asks none.
         needs: Full name of the class that exists if it holds.
     """
 
@@ -34,9 +35,11 @@ class Guard:
     opposite: str
     place: str = ""
     needs: str = field(default="", compare=False)
+    lasting: bool = field(default=False, compare=False)
+    """Whether it asks attributes of the object alone, so that it has one answer throughout a step."""
 
     def denies(self, other: Guard) -> bool:
-        """Return whether this is the opposite of another condition on the same object."""
+        """Return whether this is the opposite of another condition, word by word."""
         return self.place == other.place and self.text == other.opposite
 
 
@@ -46,8 +49,9 @@ Conditions = tuple[Guard, ...]
 
 def guard(test: ast.expr, holds: bool, place: str, needs: str) -> Guard:
     """Return the condition that a test holds, or does not."""
-    text, opposite = text_of(test), _opposite(test)
-    return Guard(text, opposite, place, needs) if holds else Guard(opposite, text, place, needs)
+    text, opposite = (text_of(test), _opposite(test)) if holds else (_opposite(test), text_of(test))
+    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    return Guard(text, opposite, place if "self" in names else "", needs, names == {"self"})
 
 
 def _opposite(test: ast.expr) -> str:
@@ -60,8 +64,9 @@ def _opposite(test: ast.expr) -> str:
 
 
 def possible(conditions: Conditions) -> bool:
-    """Return whether no condition denies another."""
-    return not any(one.denies(other) for one in conditions for other in conditions)
+    """Return whether no object is asked to answer both yes and no."""
+    lasting = [condition for condition in conditions if condition.lasting]
+    return not any(one.denies(other) for one in lasting for other in lasting)
 
 
 def merged(ways: Iterable[Conditions]) -> list[Conditions]:
@@ -82,6 +87,23 @@ def _complement(one: Conditions, two: Conditions) -> bool:
     """Return whether two ways differ in one condition only, which holds in one and not in the other."""
     only, other = set(one) - set(two), set(two) - set(one)
     return len(only) == len(other) == 1 and only.pop().denies(other.pop())
+
+
+def needed(way: Conditions) -> str:
+    """Return the class that must be built for a way: the innermost, which the others decide about."""
+    return next((guard.needs for guard in reversed(way) if guard.needs), "")
+
+
+def text_of_all(way: Conditions) -> str:
+    """Return conditions as one text, in which `self` is an object of the class that is needed."""
+    texts = []
+    for condition in way:
+        owner = condition.place.rpartition(".")[2]
+        foreign = owner and condition.place != needed(way)
+        texts.append(re.sub(r"\bself\.", f"{owner}.", condition.text) if foreign else condition.text)
+    return " and ".join(
+        dict.fromkeys(f"({text})" if " or " in text and len(way) > 1 else text for text in texts)
+    )
 
 
 def text_of(node: ast.AST) -> str:

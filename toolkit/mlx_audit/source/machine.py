@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from mlx_audit.source.arguments import Arguments
-from mlx_audit.source.conditions import Conditions, Guard, merged, possible
+from mlx_audit.source.conditions import Conditions, Guard, merged, needed, possible, text_of_all
 from mlx_audit.source.events import Event, Finding, findings
 from mlx_audit.source.modules import Library, SourceModule
 from mlx_audit.source.report import Consumer
@@ -187,11 +187,8 @@ def _conditional(consumer: Consumer, ways: dict[Conditions, None]) -> Consumer:
     few = merged(ways)
     if () in few:
         return consumer
-    texts = [" and ".join(dict.fromkeys(guard.text for guard in way)) for way in few]
-    needs = {
-        [guard.needs for guard in way if guard.needs][-1:][0] for way in few if any(g.needs for g in way)
-    }
-    return replace(consumer, when=" or ".join(dict.fromkeys(texts)), needs=tuple(sorted(needs)))
+    needs = sorted({need for way in few for need in [needed(way)] if need})
+    return replace(consumer, when=" or ".join(dict.fromkeys(map(text_of_all, few))), needs=tuple(needs))
 
 
 Expression = Callable[[Machine, ast.expr, Frame], Value]

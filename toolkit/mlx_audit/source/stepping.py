@@ -9,7 +9,7 @@ from mlx_audit.source.construction import construct
 from mlx_audit.source.events import Finding
 from mlx_audit.source.machine import Frame, Machine
 from mlx_audit.source.modules import SourceModule
-from mlx_audit.source.resolution import lookup
+from mlx_audit.source.resolution import find_member, lookup
 from mlx_audit.source.tags import Tag
 from mlx_audit.source.values import (
     CACHE,
@@ -51,7 +51,7 @@ def run_model(machine: Machine, module: SourceModule) -> None:
     node = ast.copy_location(ast.Name("Model"), classes[0].node)
     model = construct(machine, classes[0], Arguments((OPAQUE,)), node, frame)
     machine.phase = "cache"
-    caches = _caches(machine, model, node, frame)
+    caches = _caches(machine, model, classes[0], node, frame)
     machine.phase = "step"
     for _ in range(_ROUNDS):
         machine.memo.clear()
@@ -64,9 +64,12 @@ def run_model(machine: Machine, module: SourceModule) -> None:
     _name_own_caches(machine)
 
 
-def _caches(machine: Machine, model: Value, node: ast.expr, frame: Frame) -> Value:
-    """Return the list of caches that the model makes for itself."""
-    made = machine.call(machine.attribute(model, "make_cache", node, frame), Arguments(), node, frame)
+def _caches(machine: Machine, model: Value, cls: Class, node: ast.expr, frame: Frame) -> Value:
+    """Return the caches of a step: those of fixed capacity that the model makes itself, else its own."""
+    own = find_member(machine, cls, "new_fixed_capacity_cache") is not None
+    name = "new_fixed_capacity_cache" if own else "make_cache"
+    passed = Arguments((OPAQUE,)) if own else Arguments()
+    made = machine.call(machine.attribute(model, name, node, frame), passed, node, frame)
     entries = []
     for thing in made.things:
         if isinstance(thing, Sequence):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 
 import libcst as cst
 
@@ -50,8 +50,9 @@ def _parts(kind: type[cst.CSTNode]) -> tuple[str, ...]:
     return tuple(part.name for part in fields(kind) if not part.name.startswith("whitespace"))
 
 
-def parents(root: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
-    """Return the parent of each node below a root."""
+@lru_cache(maxsize=1)
+def parents(root: cst.CSTNode) -> Parents:
+    """Return the parent of each node below a root; trees are never changed, and a walk through a large one is slow."""
     return {child: node for node in walk(root) for child in children(node)}
 
 

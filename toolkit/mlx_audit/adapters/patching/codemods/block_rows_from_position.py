@@ -113,7 +113,8 @@ class BlockRowsFromPosition(Codemod):
     With a buffer of fixed capacity the last blocks are those of the capacity. A single token gets bit for bit what it
     got, and so does a prompt that fills its blocks. The rows of any other prompt were those of tokens further on (the
     last of them were right): now each has its own, which makes the logits of a prompt those of its tokens one by one.
-    The blocks of a row are cut over its own tokens, so a row in a batch with left padding is what it is alone.
+    The blocks of a row are cut over its own tokens, so a row in a batch with left padding is what it is alone. That
+    mlx-lm's prompts also see later tokens is another matter: see `mask_applied`.
 
     All places must say what phi3small says; otherwise nothing is changed.
     """

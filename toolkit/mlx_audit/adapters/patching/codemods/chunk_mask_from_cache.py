@@ -133,7 +133,9 @@ class _Run:
 def _bounds(statement: cst.BaseStatement) -> tuple[str, str, str, str] | None:
     """Return the condition, the cache and the names of start and offset that an `if` reads from it, else sets to 0."""
     match statement:
-        case cst.If(test=test, body=cst.IndentedBlock(body), orelse=cst.Else(body=cst.IndentedBlock(other))):
+        case cst.If(
+            test=test, body=cst.IndentedBlock(body), orelse=cst.Else(body=cst.IndentedBlock([_, _] as other))
+        ):
             found = re.fullmatch(
                 r"(?s:.*\n)?(\w+) = ([\w.\[\]]+)\.start_position\n(\w+) = \2\.offset", said(*body)
             )

@@ -53,7 +53,7 @@ def _fixed_block_mask(
     offset: mx.array,
     slot: mx.array,
 ) -> mx.array:
-    """The same for a cache of fixed capacity, where the key length is no position."""
+    """The same for a fixed capacity, where the key length is no position."""
     B, H, L, _ = q.shape
     S = k.shape[2]
     topk = self.index_topk_blocks

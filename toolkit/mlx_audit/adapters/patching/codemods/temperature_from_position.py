@@ -57,14 +57,13 @@ def _mended(
     function: cst.FunctionDef, parents: code.Parents, line: cst.BaseStatement, after: cst.BaseStatement
 ) -> list[cst.BaseStatement]:
     """Return what two statements become: the scales, and their axes beside those of the queries."""
-    ranges = [(node, found) for node in code.walk(line) if (found := _found(node))]
-    if len(ranges) != 1:
+    scales, value = _assigned(line)
+    ranges = [(node, found) for node in code.walk(value) if (found := _found(node))] if value else []
+    if value is None or len(ranges) != 1:
         return []
     node, bounds = ranges[0]
-    scales, value = _assigned(line)
     if (
-        value is None
-        or said(after) != f"{scales} = {scales}[:, None]"
+        said(after) != f"{scales} = {scales}[:, None]"
         or not _is_elementwise(node, value, parents)
         or not _is_position(function, bounds["offset"])
         or not _scales_heads(function, parents, scales)
@@ -81,7 +80,10 @@ def _mended(
 
 
 def _found(node: cst.CSTNode) -> re.Match[str] | None:
-    return _RANGE.fullmatch(code.text(node)) if isinstance(node, cst.Call) else None
+    match node:
+        case cst.Call(func=cst.Attribute(attr=cst.Name("arange"))):
+            return _RANGE.fullmatch(code.text(node))
+    return None
 
 
 def _is_elementwise(node: cst.CSTNode, value: cst.CSTNode, parents: code.Parents) -> bool:

@@ -1,0 +1,120 @@
+"""Position ids as array arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from patched_families import (
+    apart,
+    compiled,
+    eager,
+    equal,
+    mended,
+    model_from,
+    model_of,
+    side_by_side,
+    source_of,
+    text,
+    untouched,
+)
+
+NAME = "arange_from_position"
+BIGCODE = source_of("gpt_bigcode")
+RANGE = "np.arange(cache[0].offset, cache[0].offset + L)"
+PROMPT, FOLLOWING = text(11), text(5, seed=4)
+
+
+def test_steps_equal_eager_decoding_where_they_could_not_be_traced(tmp_path: Path) -> None:
+    patched, own = model_from("gpt_bigcode", mended(BIGCODE, NAME), tmp_path), model_of("gpt_bigcode")
+    with pytest.raises(Exception, match="Attempting to eval"):
+        compiled(own, PROMPT, FOLLOWING)
+    want = eager(own, PROMPT, FOLLOWING)
+    assert equal(eager(patched, PROMPT, FOLLOWING), want)
+    assert equal(compiled(patched, PROMPT, FOLLOWING), want)
+
+
+def test_rows_of_different_length_have_positions_of_their_own(tmp_path: Path) -> None:
+    patched = model_from("gpt_bigcode", mended(BIGCODE, NAME), tmp_path)
+    prompts = [text(11), text(4, seed=5)]
+    got = side_by_side(patched, prompts, FOLLOWING)
+    for row, prompt in enumerate(prompts):
+        assert apart([logits[row : row + 1] for logits in got], eager(patched, prompt, FOLLOWING)) < 1e-5
+    assert make_prompt_cache(patched)[0].offset == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (RANGE, "np.arange(cache[0].offset, L + cache[0].offset)"),
+        (RANGE, "np.arange(cache[0].offset, cache[0].offset + L, dtype=np.int32)"),
+        (RANGE, "mx.arange(cache[0].offset, cache[0].offset + inputs.shape[1])"),
+        (f"mx.array({RANGE})", RANGE),
+        (
+            f"            position_ids = mx.array({RANGE})",
+            f"            start = cache[0].offset\n            end = start + L\n            position_ids = mx.array({RANGE.replace('cache[0].offset, cache[0].offset + L', 'start, end')})",
+        ),
+        (f"mx.array({RANGE})", f"mx.array({RANGE}, dtype=mx.int32)"),
+    ],
+)
+def test_the_same_range_is_found_in_other_words(tmp_path: Path, old: str, new: str) -> None:
+    assert old in BIGCODE
+    source = BIGCODE.replace(old, new)
+    assert not untouched(source, NAME)
+    patched = model_from("gpt_bigcode", mended(source, NAME), tmp_path)
+    assert equal(compiled(patched, PROMPT, FOLLOWING), eager(model_of("gpt_bigcode"), PROMPT, FOLLOWING))
+    assert untouched(mended(source, NAME), NAME)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        "np.arange(cache[0].offset, cache[0].offset + L, 2)",
+        "np.arange(cache[0].offset + 1, cache[0].offset + L)",
+        "np.arange(cache[0].offset, L)",
+        "np.arange(L, L + L)",
+        "np.arange(cache[0].offset, cache[0].offset + L, dtype=np.float32)",
+        "np.arange(cache[0].offset, cache[0].offset + cache[0].offset)",
+    ],
+)
+def test_another_range_is_left_alone(new: str) -> None:
+    assert untouched(BIGCODE.replace(RANGE, new), NAME)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("self.wpe(position_ids)", "self.wpe(position_ids)[None]"),
+        ("self.wpe(position_ids)", "self.wpe(position_ids[:, None])"),
+        ("self.wpe = nn.Embedding(args.n_positions, args.n_embd)", "self.wpe = Rotation(args)"),
+        ("hidden_states += self.wpe(position_ids)", "hidden_states = self.wpe(position_ids)"),
+        (
+            "mask = create_attention_mask(hidden_states, cache[0])",
+            "mask = position_ids[:, None] >= position_ids[None]",
+        ),
+        ("layer(hidden_states, mask, cache=c)", "layer(hidden_states, mask, position_ids, cache=c)"),
+        ("        mask = create", "        position_ids += 2\n        mask = create"),
+    ],
+)
+def test_ids_whose_rank_matters_are_left_alone(old: str, new: str) -> None:
+    assert old in BIGCODE
+    assert untouched(BIGCODE.replace(old, new), NAME)
+
+
+def test_a_bound_that_was_taken_before_the_start_moved_is_left_alone() -> None:
+    lines = f"            position_ids = mx.array({RANGE})"
+    for moved in ("start += 1", "start = start + 1"):
+        new = (
+            f"            start = cache[0].offset\n            end = start + L\n            {moved}\n"
+            "            position_ids = mx.array(np.arange(start, end))"
+        )
+        assert untouched(BIGCODE.replace(lines, new), NAME)
+
+
+def test_numpy_is_imported_as_long_as_something_needs_it() -> None:
+    assert "import numpy as np" in mended(BIGCODE, NAME)
+    source = BIGCODE.replace("mx.array(np.arange(L))", "mx.arange(L)")
+    assert "numpy" not in mended(source, NAME)
+    assert "np." not in mended(source, NAME)
