@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from mlx_audit.audit.drafting_topology import Found, find_topology
+from mlx_audit.audit.drafting_topology import Found, _require, find_topology
 from mlx_audit.manifests import CacheSpec, Manifest, load_configuration, load_manifests
 from mlx_audit.manifests.evaluation import names_of
+from mlx_audit.manifests.observations import Observation, Unexplained
+from mlx_audit.manifests.rules import Rules
 from mlx_audit.manifests.schema import Topology
 from mlx_audit.manifests.topology import cache_specs
 from mlx_audit.models.build import build_lazy, declared_arguments, resolve_arguments
@@ -55,3 +57,11 @@ def test_a_draft_gives_what_the_shipped_manifest_gives(family: str) -> None:
     for config in (first, *(other for other in others if variant(other) == variant(first))):
         arguments = declared_arguments(module, config, manifest.arguments)
         assert specs_of(found, module, config) == manifest.cache_specs(arguments)
+
+
+def test_rules_that_do_not_give_the_live_caches_are_refused() -> None:
+    ring = CacheSpec("rotating", (("window", 8), ("keep", 0)))
+    seen = Observation("it", {"num_hidden_layers": 2}, [ring, ring], 2, [ring, ring])
+    _require(Rules("num_hidden_layers", [{"cache": "rotating", "window": 8, "keep": 0}]), [seen])
+    with pytest.raises(Unexplained, match="do not hold everywhere"):
+        _require(Rules("num_hidden_layers", [{"cache": "linear"}]), [seen])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
 from mlx_audit.checks.conditions import is_met
 from mlx_audit.checks.subject import Source, Subject
@@ -33,15 +34,17 @@ class SourceCheck(Check):
         own = [hazard for hazard in report.hazards if hazard.code == self.code]
         sure = [hazard for hazard in own if not (hazard.when or hazard.needs) or met(hazard)]
         others = [hazard for hazard in own if hazard not in sure]
-        figures: dict[str, Any] = {"read": len(report.consumers)}
+        if sure:
+            more = [_text(hazard) for hazard in sure[1:_MOST]]
+            raise CheckFailed(
+                sure[0].what, where=sure[0].where, figures={"more_places": more} if more else {}
+            )
+        figures: Figures = {"consumers": len(report.consumers)}
         if others:
-            figures["conditional"] = [f"{_text(hazard)}, when {_condition(hazard)}" for hazard in others[:_MOST]]
-        if not sure:
-            return figures
-        more = f" (and {len(sure) - 1} more places)" if len(sure) > 1 else ""
-        if sure[1:]:
-            figures["more_places"] = [_text(hazard) for hazard in sure[1:_MOST]]
-        raise CheckFailed(f"{sure[0].what}{more}", where=sure[0].where, figures=figures)
+            figures["conditional"] = [
+                f"{_text(hazard)}, when {_condition(hazard)}" for hazard in others[:_MOST]
+            ]
+        return figures
 
 
 def _text(hazard: Consumer) -> str:
