@@ -54,7 +54,7 @@ def test_rows_of_different_length_have_positions_of_their_own(tmp_path: Path) ->
         (f"mx.array({RANGE})", RANGE),
         (
             f"            position_ids = mx.array({RANGE})",
-            f"            start = cache[0].offset\n            end = start + L\n            position_ids = mx.array({RANGE.replace('cache[0].offset, cache[0].offset + L', 'start, end')})",
+            "            start = cache[0].offset\n            position_ids = mx.array(np.arange(start, start + L))",
         ),
         (f"mx.array({RANGE})", f"mx.array({RANGE}, dtype=mx.int32)"),
     ],
@@ -64,8 +64,26 @@ def test_the_same_range_is_found_in_other_words(tmp_path: Path, old: str, new: s
     source = BIGCODE.replace(old, new)
     assert not untouched(source, NAME)
     patched = model_from("gpt_bigcode", mended(source, NAME), tmp_path)
-    assert equal(compiled(patched, PROMPT, FOLLOWING), eager(model_of("gpt_bigcode"), PROMPT, FOLLOWING))
+    assert equal(eager(patched, PROMPT, FOLLOWING), eager(model_of("gpt_bigcode"), PROMPT, FOLLOWING))
+    assert "..., None]" in mended(source, NAME)
     assert untouched(mended(source, NAME), NAME)
+
+
+def test_bounds_that_have_names_are_followed() -> None:
+    named = "            start = cache[0].offset\n            end = start + L\n"
+    lines = f"            position_ids = mx.array({RANGE})"
+    source = BIGCODE.replace(lines, f"{named}            position_ids = mx.array(np.arange(start, end))")
+    assert "position_ids = mx.arange(L) + mx.array(start)[..., None]" in mended(source, NAME)
+
+
+def test_hidden_states_may_be_scaled_by_ids() -> None:
+    scale = "(1 + 0.1 * mx.log(1 + position_ids / 8))[..., None].astype(hidden_states.dtype)"
+    source = BIGCODE.replace(
+        "hidden_states += self.wpe(position_ids)", f"hidden_states = hidden_states * {scale}"
+    )
+    assert "np.arange(cache" not in mended(source, NAME)
+    assert untouched(source.replace(scale, scale.replace("[..., None]", "[:, None]")), NAME)
+    assert untouched(source.replace(f"hidden_states * {scale}", f"self.queries * {scale}"), NAME)
 
 
 @pytest.mark.parametrize(

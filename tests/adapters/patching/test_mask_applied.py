@@ -55,8 +55,7 @@ def test_eager_decoding_of_single_tokens_is_what_it_was_and_prompts_can_be_read(
     with pytest.raises(ValueError, match="str"):
         eager(own, PROMPT, FOLLOWING)
     assert apart(eager(patched, PROMPT, FOLLOWING), alone) < 1e-5
-    logits, _ = patched(mx.array([PROMPT]))
-    assert apart([logits[:, -1]], alone[:1]) < 1e-5
+    assert apart([patched(mx.array([PROMPT]))[:, -1]], alone[:1]) < 1e-5
 
 
 def test_rows_of_different_length_do_not_see_their_padding(olmo: str, tmp_path: Path) -> None:
@@ -80,7 +79,7 @@ def test_masks_of_floats_are_added_as_before(olmo: str, tmp_path: Path) -> None:
 def test_the_same_sum_is_found_in_other_words(olmo: str, tmp_path: Path, new: str) -> None:
     source = mended(olmo.replace("scores += mask", new), NAME)
     want = eager(model_from("olmo", mended(olmo, NAME), tmp_path), PROMPT, FOLLOWING)
-    assert equal(compiled(model_from("olmo", source, tmp_path), PROMPT, FOLLOWING), want)
+    assert equal(eager(model_from("olmo", source, tmp_path), PROMPT, FOLLOWING), want)
     assert untouched(source, NAME)
 
 

@@ -65,7 +65,9 @@ class PatchKeepsEager(Check):
                 wanted = alone
             got = _fed(subject.model, tokens, longest, chunk)
             if isinstance(got, str):
-                raise CheckFailed(f"the patched model raises with a prompt {name}: {got}", where=f"prompt {name}")
+                raise CheckFailed(
+                    f"the patched model raises with a prompt {name}: {got}", where=f"prompt {name}"
+                )
             apart = _apart(tolerance, wanted, alone)
             if apart and not _apart(tolerance, got, alone):
                 upstream[f"prompt {name}"] = f"differs from its own result one by one: {apart}"

@@ -173,7 +173,7 @@ class PaddingUnseen(Check):
 def refusal_of_ragged_rows(subject: Subject) -> str | None:
     """Return why the caches cannot hold rows of different length.
 
-    Only a ring that keeps its first tokens may refuse, and what stands for a class that has no `merge` in mlx-lm either.
+    Only a ring that keeps its first tokens may refuse, and what stands for a class without a `merge` of its own.
 
     Raises:
         ShapeMismatch: refused for any other reason.

@@ -39,6 +39,7 @@ LAYER_TYPES = {
     "indexed_attention": _ALL,
     "deepseek_sparse_attention": _ALL,
     "qwen_sparse_attention": _ALL,
+    "sparse_attention": _ALL,  # not transformers': mlx_lm/models/minimax_m3_vl.py, which chooses among all tokens
     "sliding_attention": LayerNeed("window"),
     "chunked_attention": LayerNeed("chunk"),
     "linear_attention": _STATE,

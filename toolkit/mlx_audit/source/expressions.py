@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 from mlx_audit.source import containers
 from mlx_audit.source.arguments import Arguments
@@ -14,7 +12,7 @@ from mlx_audit.source.containers import elements
 from mlx_audit.source.events import Formatted, Tested
 from mlx_audit.source.indexing import item_of, sliced
 from mlx_audit.source.judging import truth
-from mlx_audit.source.machine import EXPRESSIONS, Frame, Machine
+from mlx_audit.source.machine import Frame, Machine, expression
 from mlx_audit.source.resolution import find_member, lineage, lookup
 from mlx_audit.source.values import (
     NOTHING,
@@ -35,32 +33,21 @@ from mlx_audit.source.values import (
     tagged,
 )
 
-Node = TypeVar("Node", bound=ast.expr)
-Run = Callable[[Machine, Any, Frame], Value]
 
-
-def _runs(*types: type[ast.expr]) -> Callable[[Run], Run]:
-    def register(run: Run) -> Run:
-        EXPRESSIONS.update(dict.fromkeys(types, run))
-        return run
-
-    return register
-
-
-@_runs(ast.Constant)
+@expression(ast.Constant)
 def _constant(machine: Machine, node: ast.Constant, frame: Frame) -> Value:
     if isinstance(node.value, bool | int | float | str | None):
         return constant(node.value)
     return OPAQUE
 
 
-@_runs(ast.Name)
+@expression(ast.Name)
 def _name(machine: Machine, node: ast.Name, frame: Frame) -> Value:
     found = frame.find(node.id)
     return lookup(machine, frame.module, node.id) if found is None else found
 
 
-@_runs(ast.Attribute)
+@expression(ast.Attribute)
 def _attribute(machine: Machine, node: ast.Attribute, frame: Frame) -> Value:
     if (
         isinstance(node.value, ast.Call)
@@ -83,7 +70,7 @@ def _of_super(machine: Machine, node: ast.Attribute, frame: Frame) -> Value:
     return of(Module(outside[0])) if outside and node.attr == "__call__" else OPAQUE
 
 
-@_runs(ast.Call)
+@expression(ast.Call)
 def _call(machine: Machine, node: ast.Call, frame: Frame) -> Value:
     target = machine.value(node.func, frame)
     arguments = _arguments(machine, node, frame)
@@ -134,7 +121,7 @@ def _arguments(machine: Machine, node: ast.Call, frame: Frame) -> Arguments:
     return Arguments(tuple(positional), tuple(keywords.items()), rest, others)
 
 
-@_runs(ast.IfExp)
+@expression(ast.IfExp)
 def _conditional(machine: Machine, node: ast.IfExp, frame: Frame) -> Value:
     results = []
     for body, guard in branch(machine, node.test, node.body, node.orelse, frame):
@@ -144,7 +131,7 @@ def _conditional(machine: Machine, node: ast.IfExp, frame: Frame) -> Value:
     return join(*results)
 
 
-@_runs(ast.Tuple, ast.List, ast.Set)
+@expression(ast.Tuple, ast.List, ast.Set)
 def _literal(machine: Machine, node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
     items: list[Value] = []
     exact = True
@@ -162,7 +149,7 @@ def _literal(machine: Machine, node: ast.Tuple | ast.List | ast.Set, frame: Fram
     return sequence(items, exact)
 
 
-@_runs(ast.Dict)
+@expression(ast.Dict)
 def _dict(machine: Machine, node: ast.Dict, frame: Frame) -> Value:
     items: dict[str, Value] = {}
     rest: list[Value] = []
@@ -180,7 +167,7 @@ def _dict(machine: Machine, node: ast.Dict, frame: Frame) -> Value:
     return mapping(items, join(*rest) if rest else None)
 
 
-@_runs(ast.Subscript)
+@expression(ast.Subscript)
 def _subscript(machine: Machine, node: ast.Subscript, frame: Frame) -> Value:
 
     base = machine.value(node.value, frame)
@@ -189,12 +176,12 @@ def _subscript(machine: Machine, node: ast.Subscript, frame: Frame) -> Value:
     return item_of(machine, node, base, event, frame)
 
 
-@_runs(ast.Lambda)
+@expression(ast.Lambda)
 def _lambda(machine: Machine, node: ast.Lambda, frame: Frame) -> Value:
     return of(Function(frame.module, node, closure=machine.closure(frame)))
 
 
-@_runs(ast.ListComp, ast.SetComp, ast.GeneratorExp)
+@expression(ast.ListComp, ast.SetComp, ast.GeneratorExp)
 def _comprehension(
     machine: Machine, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, frame: Frame
 ) -> Value:
@@ -202,7 +189,7 @@ def _comprehension(
     return sequence([machine.value(node.elt, inner)], exact=False) if inner else sequence([])
 
 
-@_runs(ast.DictComp)
+@expression(ast.DictComp)
 def _dict_comprehension(machine: Machine, node: ast.DictComp, frame: Frame) -> Value:
     inner = _looped(machine, node.generators, frame)
     if inner is None:
@@ -224,7 +211,7 @@ def _looped(machine: Machine, generators: list[ast.comprehension], frame: Frame)
     return inner
 
 
-@_runs(ast.JoinedStr)
+@expression(ast.JoinedStr)
 def _text(machine: Machine, node: ast.JoinedStr, frame: Frame) -> Value:
     for part in node.values:
         if isinstance(part, ast.FormattedValue):
@@ -232,14 +219,14 @@ def _text(machine: Machine, node: ast.JoinedStr, frame: Frame) -> Value:
     return OPAQUE
 
 
-@_runs(ast.NamedExpr)
+@expression(ast.NamedExpr)
 def _named(machine: Machine, node: ast.NamedExpr, frame: Frame) -> Value:
     value = machine.value(node.value, frame)
     machine.assign(node.target, value, frame)
     return value
 
 
-@_runs(ast.Yield, ast.YieldFrom, ast.Await)
+@expression(ast.Yield, ast.YieldFrom, ast.Await)
 def _yield(machine: Machine, node: ast.Yield | ast.YieldFrom | ast.Await, frame: Frame) -> Value:
     value = machine.value(node.value, frame) if node.value else NOTHING
     frame.yielded.append(elements(value) if isinstance(node, ast.YieldFrom) else value)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlx_audit.source.arguments import Arguments
 from mlx_audit.source.conditions import Conditions, Guard, merged, needed, possible, text_of_all
@@ -111,10 +112,10 @@ class Machine:
         """Run statements; return whether control can reach their end."""
         guards = self.guards
         try:
-            for statement in body:
+            for line in body:
                 self.spend()
-                run = STATEMENTS.get(type(statement))
-                if run and not run(self, statement, frame):
+                run = STATEMENTS.get(type(line))
+                if run and not run(self, line, frame):
                     return False
             return True
         finally:
@@ -191,7 +192,27 @@ def _conditional(consumer: Consumer, ways: dict[Conditions, None]) -> Consumer:
     return replace(consumer, when=" or ".join(dict.fromkeys(map(text_of_all, few))), needs=tuple(needs))
 
 
-Expression = Callable[[Machine, ast.expr, Frame], Value]
-Statement = Callable[[Machine, ast.stmt, Frame], bool]
+Expression = Callable[[Machine, Any, Frame], Value]
+Statement = Callable[[Machine, Any, Frame], bool]
 EXPRESSIONS: dict[type[ast.expr], Expression] = {}
 STATEMENTS: dict[type[ast.stmt], Statement] = {}
+
+
+def expression(*types: type[ast.expr]) -> Callable[[Expression], Expression]:
+    """Register how expressions of these types run."""
+
+    def register(run: Expression) -> Expression:
+        EXPRESSIONS.update(dict.fromkeys(types, run))
+        return run
+
+    return register
+
+
+def statement(*types: type[ast.stmt]) -> Callable[[Statement], Statement]:
+    """Register how statements of these types run; each returns whether control can pass it."""
+
+    def register(run: Statement) -> Statement:
+        STATEMENTS.update(dict.fromkeys(types, run))
+        return run
+
+    return register

@@ -9,7 +9,7 @@ from typing import Any
 from mlx_audit.source import arrays
 from mlx_audit.source.events import Combined, Formatted, Tested
 from mlx_audit.source.judging import is_none, truth
-from mlx_audit.source.machine import EXPRESSIONS, Frame, Machine
+from mlx_audit.source.machine import Frame, Machine, expression
 from mlx_audit.source.tags import Tag, union
 from mlx_audit.source.values import (
     NOTHING,
@@ -27,20 +27,10 @@ from mlx_audit.source.values import (
     tagged,
 )
 
-Run = Callable[[Machine, Any, Frame], Value]
-
 _LARGEST = 2**63
 
 
-def _runs(*types: type[ast.expr]) -> Callable[[Run], Run]:
-    def register(run: Run) -> Run:
-        EXPRESSIONS.update(dict.fromkeys(types, run))
-        return run
-
-    return register
-
-
-@_runs(ast.BinOp)
+@expression(ast.BinOp)
 def _binary(machine: Machine, node: ast.BinOp, frame: Frame) -> Value:
     return combine(
         machine, node, type(node.op), machine.value(node.left, frame), machine.value(node.right, frame), frame
@@ -98,7 +88,7 @@ def _folded(name: str, left: Value, right: Value) -> Value | None:
     return constant(results[name]) if name in results else None
 
 
-@_runs(ast.UnaryOp)
+@expression(ast.UnaryOp)
 def _unary(machine: Machine, node: ast.UnaryOp, frame: Frame) -> Value:
     value = machine.value(node.operand, frame)
     if isinstance(node.op, ast.Not):
@@ -113,7 +103,7 @@ def _unary(machine: Machine, node: ast.UnaryOp, frame: Frame) -> Value:
     return Value(value.tags, shape=value.shape)
 
 
-@_runs(ast.BoolOp)
+@expression(ast.BoolOp)
 def _boolean(machine: Machine, node: ast.BoolOp, frame: Frame) -> Value:
     """Run `and` and `or`: the first operand that decides is the result."""
     deciding = isinstance(node.op, ast.Or)
@@ -141,7 +131,7 @@ def _fitting(value: Value, deciding: bool) -> Value:
     return Value(value.tags, kept, value.open, value.shape) if kept or value.open else OPAQUE
 
 
-@_runs(ast.Compare)
+@expression(ast.Compare)
 def _compare(machine: Machine, node: ast.Compare, frame: Frame) -> Value:
     left = machine.value(node.left, frame)
     results = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import Any
 
 from mlx_audit.source.assignments import assign
 from mlx_audit.source.branching import branch
@@ -12,32 +11,22 @@ from mlx_audit.source.conditions import Conditions
 from mlx_audit.source.containers import elements
 from mlx_audit.source.events import Tested
 from mlx_audit.source.judging import truth
-from mlx_audit.source.machine import STATEMENTS, Frame, Machine
+from mlx_audit.source.machine import Frame, Machine, statement
 from mlx_audit.source.operators import combine
 from mlx_audit.source.resolution import bound
 from mlx_audit.source.tags import Tag
 from mlx_audit.source.values import NOTHING, Class, Function, Value, join, of, sequence
 
-Run = Callable[[Machine, Any, Frame], bool]
-
 _ROUNDS = 6
 
 
-def _runs(*types: type[ast.stmt]) -> Callable[[Run], Run]:
-    def register(run: Run) -> Run:
-        STATEMENTS.update(dict.fromkeys(types, run))
-        return run
-
-    return register
-
-
-@_runs(ast.Expr)
+@statement(ast.Expr)
 def _expression(machine: Machine, node: ast.Expr, frame: Frame) -> bool:
     machine.value(node.value, frame)
     return True
 
 
-@_runs(ast.Assign)
+@statement(ast.Assign)
 def _assign(machine: Machine, node: ast.Assign, frame: Frame) -> bool:
     value = machine.value(node.value, frame)
     for target in node.targets:
@@ -45,14 +34,14 @@ def _assign(machine: Machine, node: ast.Assign, frame: Frame) -> bool:
     return True
 
 
-@_runs(ast.AnnAssign)
+@statement(ast.AnnAssign)
 def _annotated(machine: Machine, node: ast.AnnAssign, frame: Frame) -> bool:
     if node.value is not None:
         machine.assign(node.target, machine.value(node.value, frame), frame)
     return True
 
 
-@_runs(ast.AugAssign)
+@statement(ast.AugAssign)
 def _augmented(machine: Machine, node: ast.AugAssign, frame: Frame) -> bool:
 
     before = machine.value(node.target, frame)
@@ -65,7 +54,7 @@ def _augmented(machine: Machine, node: ast.AugAssign, frame: Frame) -> bool:
     return True
 
 
-@_runs(ast.If)
+@statement(ast.If)
 def _if(machine: Machine, node: ast.If, frame: Frame) -> bool:
     before = frame.names
     after: list[dict[str, Value]] = []
@@ -103,7 +92,7 @@ def merged(frames: list[dict[str, Value]]) -> dict[str, Value]:
     return {name: join(*(frame[name] for frame in frames if name in frame)) for name in names}
 
 
-@_runs(ast.For, ast.AsyncFor)
+@statement(ast.For, ast.AsyncFor)
 def _for(machine: Machine, node: ast.For, frame: Frame) -> bool:
     iterated = machine.value(node.iter, frame)
     if iterated == sequence([]):
@@ -117,7 +106,7 @@ def _for(machine: Machine, node: ast.For, frame: Frame) -> bool:
     return machine.block(node.orelse, frame)
 
 
-@_runs(ast.While)
+@statement(ast.While)
 def _while(machine: Machine, node: ast.While, frame: Frame) -> bool:
     def enter() -> None:
         machine.tell(Tested(node.test, frame, machine.value(node.test, frame)))
@@ -144,31 +133,31 @@ def _loop(machine: Machine, body: list[ast.stmt], enter: Callable[[], None], fra
     frame.leaving = leaving
 
 
-@_runs(ast.Return)
+@statement(ast.Return)
 def _return(machine: Machine, node: ast.Return, frame: Frame) -> bool:
     frame.returned.append(machine.value(node.value, frame) if node.value else NOTHING)
     frame.ends.append(frame.names)
     return False
 
 
-@_runs(ast.Raise)
+@statement(ast.Raise)
 def _raise(machine: Machine, node: ast.Raise, frame: Frame) -> bool:
     return False
 
 
-@_runs(ast.Break, ast.Continue)
+@statement(ast.Break, ast.Continue)
 def _leave(machine: Machine, node: ast.Break | ast.Continue, frame: Frame) -> bool:
     frame.leaving.append(dict(frame.names))
     return False
 
 
-@_runs(ast.Assert)
+@statement(ast.Assert)
 def _assert(machine: Machine, node: ast.Assert, frame: Frame) -> bool:
     machine.tell(Tested(node.test, frame, machine.value(node.test, frame)))
     return True
 
 
-@_runs(ast.With, ast.AsyncWith)
+@statement(ast.With, ast.AsyncWith)
 def _with(machine: Machine, node: ast.With, frame: Frame) -> bool:
     for item in node.items:
         value = machine.value(item.context_expr, frame)
@@ -177,7 +166,7 @@ def _with(machine: Machine, node: ast.With, frame: Frame) -> bool:
     return machine.block(node.body, frame)
 
 
-@_runs(ast.Try)
+@statement(ast.Try)
 def _try(machine: Machine, node: ast.Try, frame: Frame) -> bool:
     before = dict(frame.names)
     passes = machine.block(node.body, frame) and machine.block(node.orelse, frame)
@@ -190,7 +179,7 @@ def _try(machine: Machine, node: ast.Try, frame: Frame) -> bool:
     return machine.block(node.finalbody, frame) and bool(after)
 
 
-@_runs(ast.Match)
+@statement(ast.Match)
 def _match(machine: Machine, node: ast.Match, frame: Frame) -> bool:
     subject = machine.value(node.subject, frame)
     machine.tell(Tested(node.subject, frame, subject.without(Tag.DATA)))
@@ -208,20 +197,20 @@ def _match(machine: Machine, node: ast.Match, frame: Frame) -> bool:
     return True
 
 
-@_runs(ast.FunctionDef, ast.AsyncFunctionDef)
+@statement(ast.FunctionDef, ast.AsyncFunctionDef)
 def _function(machine: Machine, node: ast.FunctionDef, frame: Frame) -> bool:
 
     frame.names[node.name] = of(Function(frame.module, node, closure=machine.closure(frame)))
     return True
 
 
-@_runs(ast.ClassDef)
+@statement(ast.ClassDef)
 def _class(machine: Machine, node: ast.ClassDef, frame: Frame) -> bool:
     frame.names[node.name] = of(Class(frame.module, node))
     return True
 
 
-@_runs(ast.Import, ast.ImportFrom)
+@statement(ast.Import, ast.ImportFrom)
 def _import(machine: Machine, node: ast.Import | ast.ImportFrom, frame: Frame) -> bool:
 
     for alias in node.names:
@@ -230,7 +219,7 @@ def _import(machine: Machine, node: ast.Import | ast.ImportFrom, frame: Frame) -
     return True
 
 
-@_runs(ast.Global)
+@statement(ast.Global)
 def _global(machine: Machine, node: ast.Global, frame: Frame) -> bool:
     frame.globals.update(node.names)
     return True

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mlx_audit.tracing.graph import Graph, Leaf, Node, Value
-from mlx_audit.tracing.primitives import COMPARISONS, FUSED, JUDGES, LOOKUPS, PRODUCTS, SHAPES, WRITES, is_own_kernel
+from mlx_audit.tracing.primitives import (
+    COMPARISONS,
+    FUSED,
+    JUDGES,
+    LOOKUPS,
+    PRODUCTS,
+    SHAPES,
+    WRITES,
+    is_own_kernel,
+)
 
 
 @dataclass

@@ -119,14 +119,14 @@ class FixedCapacityLayerCache(FixedCapacityCacheList):
         `[B, groups, ratio, width]` each, for all groups that the rows `[B, L, width]` close, or for the open one. What
         is not there yet is any finite number.
         """
-        length, entries, pending = kv.shape[1], self._entries, self.caches[2]
+        length, entries, pending = kv.shape[1], self._entries, self._pending
         taken = entries.offset % ratio
         groups = -(-length // ratio)
         order = mx.minimum(ratio - taken + mx.arange(groups * ratio), ratio + length - 1)
         left = mx.arange(ratio) >= ratio - (taken + length) % ratio
         found = []
         for index, new in enumerate((kv, gate)):
-            rows = mx.concatenate([pending[index], new], axis=1)
+            rows = mx.concatenate([pending.state[index], new], axis=1)
             pending[index] = mx.where(left[:, None], rows[:, length:], 0)
             found.append(mx.unflatten(mx.take(rows, order, axis=1), 1, (groups, ratio)))
         return found[0], found[1], entries.group
@@ -163,10 +163,10 @@ class FixedCapacityLayerCache(FixedCapacityCacheList):
         return cls.like(native, max_tokens).refilled(native)
 
     @classmethod
-    def merge(cls, natives: Sequence[Any], max_tokens: int) -> Self:
+    def merge(cls, _: Sequence[Any], max_tokens: int) -> Self:  # noqa: ARG003
         raise _not_ragged()
 
-    def merged(self, natives: Sequence[Any]) -> Self:
+    def merged(self, _: Sequence[Any]) -> Self:
         raise _not_ragged()
 
     def padded(self) -> Self:
@@ -179,13 +179,12 @@ class FixedCapacityLayerCache(FixedCapacityCacheList):
             return native
         window = self._window.to_native()
         native.window = window._temporal_order(window.keys)[:, 0]
-        entries = self._entries.to_native() if len(self.caches) > 1 else None
-        if entries is not None and entries.keys.shape[2]:
-            native.compress_kv = entries.keys[:, 0]
-            native.index_k = entries.values[:, 0] if entries.values.size else None
-        if len(self.caches) > 2:
-            first = native.ratio - held % native.ratio
-            native.pending_kv, native.pending_gate = (rows[:, first:] for rows in self.caches[2].state)
+        if native.ratio and (closed := held // native.ratio):
+            keys, values = (rows[:, 0, :closed] for rows in self._entries.keys_and_values())
+            native.compress_kv, native.index_k = keys, values if values.size else None
+        if native.ratio > 1:
+            left = native.ratio - held % native.ratio
+            native.pending_kv, native.pending_gate = (rows[:, left:] for rows in self._pending.state)
         return native
 
     @property
@@ -195,6 +194,10 @@ class FixedCapacityLayerCache(FixedCapacityCacheList):
     @property
     def _entries(self) -> FixedCapacityPooledCache:
         return self.caches[1]  # type: ignore[return-value]
+
+    @property
+    def _pending(self) -> FixedCapacityArraysCache:
+        return self.caches[2]  # type: ignore[return-value]
 
 
 def parts_of(layer: Any) -> tuple[Any, ...]:

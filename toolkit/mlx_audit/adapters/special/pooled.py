@@ -13,11 +13,11 @@ from mlx_audit.caches.refusals import require_fitting, require_native, require_s
 from mlx_audit.errors import ShapeMismatch
 
 
-class PooledKVCache(KVCache):  # type: ignore[misc]
+class PooledKVCache(KVCache):
     """The entries of closed groups as an mlx-lm cache; `offset` counts tokens, those of the open group too."""
 
     def __init__(self, ratio: int, block: int = 1) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ratio, self.block = ratio, block
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -27,7 +27,7 @@ class PooledKVCache(KVCache):  # type: ignore[misc]
         entries = [array[..., last, :] for array in (keys, values)]
         if self.keys is not None:
             held = zip((self.keys, self.values), entries, strict=True)
-            entries = [mx.concatenate(pair, axis=2) for pair in held]
+            entries = [mx.concatenate(list(arrays), axis=2) for arrays in held]
         self.keys, self.values = entries
         self.offset += length
         return self.keys, self.values
