@@ -164,6 +164,21 @@ def test_a_pure_forward_changes_nothing() -> None:
         assert state.changes() == []
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 2), (2, 1), (1, 1, 3)])
+def test_rewinding_adds_nothing_to_a_graph(shape: tuple[int, ...]) -> None:
+    module = nn.Module()
+    module.kept = mx.zeros(shape) + 1
+    before = _primitives(module.kept)
+    ModuleState(module).rewind()
+    assert _primitives(module.kept) == before
+
+
+def _primitives(array: mx.array) -> list[str]:
+    events: list[Any] = []
+    mx.export_function(events.append, lambda: [array])
+    return [event["name"] for event in events if event["type"] == "primitive"]
+
+
 def test_cycles_end() -> None:
     subject = Subject()
     subject.plain.owner = subject

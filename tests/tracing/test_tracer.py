@@ -82,8 +82,8 @@ def test_the_graph_names_its_inputs_and_outputs() -> None:
 RAISES = [("        h = x + r\n", "        h = x + r + int(cache.offset)\n")]
 
 
-def _settings() -> tuple[Any, bool, bool]:
-    return mx.contiguous, gc.isenabled(), compile_is_on()
+def _settings() -> tuple[tuple[Any, ...], bool, bool]:
+    return (mx.contiguous, mx.to_fp8, mx.from_fp8), gc.isenabled(), compile_is_on()
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -144,6 +144,13 @@ def test_random_numbers_still_come_after_a_proof(mutant: Callable[..., Any]) -> 
 def test_contiguous_in_a_forward_does_not_stop_the_proof(mutant: Callable[..., Any]) -> None:
     model = mutant([("        h = x + r\n", "        h = mx.contiguous(x + r)\n")])
     assert proof_of(model).differences == []
+
+
+def test_fp8_in_a_forward_does_not_stop_the_proof(mutant: Callable[..., Any]) -> None:
+    rounded = "        h = mx.from_fp8(mx.to_fp8(x + r), mx.float32)\n"
+    model = mutant([("        h = x + r\n", rounded)])
+    assert proof_of(model).differences == []
+    assert mx.from_fp8(mx.to_fp8(mx.array([1.3])), mx.float32).item() == 1.25
 
 
 def test_a_nested_compiled_function_does_not_stop_the_proof(mutant: Callable[..., Any]) -> None:

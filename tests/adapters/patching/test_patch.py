@@ -7,9 +7,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import libcst as cst
 import pytest
 
-from mlx_audit.adapters.patching import codemods, patch_source
+from mlx_audit.adapters.patching import Codemod, codemods, patch, patch_source
 from mlx_audit.adapters.patching.patch import DEEPEST_SOURCE, LARGEST_SOURCE
 from mlx_audit.errors import TargetError
 
@@ -54,12 +55,29 @@ def test_codemods_are_found_by_their_names_each_of_which_is_its_own() -> None:
     assert all(type(mod).__doc__ for mod in codemods())
 
 
-def test_a_codemod_for_one_module_leaves_other_files_alone(tmp_path: Path) -> None:
-    source = "class Model:\n    y = 1\n"
-    (mod,) = (mod for mod in codemods() if mod.module == "deepseek_v41")
-    for name, applied in (("deepseek_v41", mod.name), ("another", "new_fixed_capacity_cache")):
-        (tmp_path / f"{name}.py").write_text(source)
-        assert patch_source(tmp_path / f"{name}.py").applied == (applied,)
+class Counts(Codemod):
+    """Counts on in `x = 0`, up to a limit."""
+
+    name, mends, module = "counts", (), "counted"
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def apply(self, tree: cst.Module) -> cst.Module:
+        number = int(tree.code.removeprefix("x = "))
+        return cst.parse_module(f"x = {number + 1}\n") if number < self.limit else tree
+
+
+def test_codemods_are_applied_until_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counted.py").write_text("x = 0\n")
+    (tmp_path / "another.py").write_text("x = 0\n")
+    monkeypatch.setattr(patch, "codemods", lambda: (Counts(3),))
+    assert patch_source(tmp_path / "counted.py").after == "x = 3\n"
+    assert patch_source(tmp_path / "counted.py").applied == ("counts",)
+    assert patch_source(tmp_path / "another.py").applied == ()
+    monkeypatch.setattr(patch, "codemods", lambda: (Counts(100),))
+    with pytest.raises(TargetError, match="does not come to rest"):
+        patch_source(tmp_path / "counted.py")
 
 
 @pytest.mark.parametrize(

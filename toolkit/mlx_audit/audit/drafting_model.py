@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -141,8 +141,7 @@ def _pruned(module: ModuleType, tiny: Fitted, found: Found, folder: Path, declar
     """Leave out what the model never looks at, as long as its arguments and caches stay the same."""
     known = argument_names(folder, declared) or frozenset()
     objects = argument_objects(tiny.observed.model, tiny.arguments)
-    for nested in (True, False):
-        config = _known_keys(tiny.config, known, nested=nested)
+    for config in _leaner(tiny.config, known):
         try:
             observed, arguments = try_out(module, config)
         except Exception:
@@ -152,6 +151,14 @@ def _pruned(module: ModuleType, tiny: Fitted, found: Found, folder: Path, declar
         if same and observed.entries == tiny.observed.entries:
             return Fitted(config, observed, arguments, tiny.lacking)
     return tiny
+
+
+def _leaner(config: Mapping[str, Any], known: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """Yield the keys that are known, in the text part too, or at the top only; or the text part in place of all."""
+    yield _known_keys(config, known, nested=True)
+    yield _known_keys(config, known, nested=False)
+    if isinstance(text := config.get("text_config"), Mapping):
+        yield _known_keys({**config, **text}, known, nested=False)
 
 
 def _known_keys(config: Mapping[str, Any], known: frozenset[str], *, nested: bool) -> dict[str, Any]:

@@ -40,10 +40,10 @@ class Cost:
 def step_cost(graph: Graph, capacity: int) -> Cost:
     """Return the cost of a step at `capacity`, from a graph that was traced at any other."""
     weights = sum(round(_size(value) * _share(graph, value)) for value in graph.parameters)
-    slot = fixed = 0
+    token, fixed = 0.0, 0
     for leaf, value in zip(graph.leaves, graph.state_inputs, strict=True):
-        if leaf.role == "buffer" and leaf.slots == leaf.capacity:
-            slot += _size(value) // leaf.slots
+        if leaf.role == "buffer" and (leaf.slots == leaf.capacity or leaf.kind == "pooled"):
+            token += _size(value) / leaf.capacity
         elif leaf.role == "buffer":
             fixed += _size(value) // leaf.slots * min(leaf.slots, capacity)
         elif leaf.role == "recurrent":
@@ -51,9 +51,9 @@ def step_cost(graph: Graph, capacity: int) -> Cost:
     return Cost(
         capacity=capacity,
         weights_bytes=weights,
-        cache_bytes=slot * capacity + fixed,
+        cache_bytes=round(token * capacity) + fixed,
         primitives=len(graph.nodes),
-        equal_capacity=max(0, weights - fixed) // slot if slot else 0,
+        equal_capacity=int(max(0, weights - fixed) // token) if token else 0,
     )
 
 
