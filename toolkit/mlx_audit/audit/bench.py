@@ -86,7 +86,7 @@ class Cell:
 
 def measure(model: nn.Module, sizes: Sizes, progress: Callable[[str], None]) -> dict[str, Any]:
     """Return the measurements of a model as plain data."""
-    vocabulary = int(model(mx.zeros((1, 1), mx.int32)).shape[-1])
+    vocabulary = int(model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model)).shape[-1])
     pairs = [(capacity, fill) for capacity in sizes.capacities for fill in sizes.fills]
     cells, skipped = [], []
     for capacity, fill in pairs:

@@ -41,7 +41,7 @@ class RealText:
     def tokens(self, count: int) -> list[int]:
         """Return the first ids of the paragraph, repeated as often as need be; random ids without a tokenizer."""
         if self.tokenizer is None:
-            logits = self.model(mx.zeros((1, 1), mx.int32))
+            logits = self.model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(self.model))
             generator = np.random.default_rng([self._subject.seed, 17])
             return [int(token) for token in generator.integers(0, logits.shape[-1], count)]
         ids = text_ids(self.tokenizer, PARAGRAPH)

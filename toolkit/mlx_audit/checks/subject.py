@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
+from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_audit.adapters import FixedCapacityKVCacheProviding, adapter_for
 from mlx_audit.checks.profiles import PROFILES, Profile
@@ -158,7 +159,8 @@ class Subject:
     @cached_property
     def vocabulary(self) -> int:
         """Width of the tiny model's logits."""
-        return int(self.model(mx.zeros((1, 1), mx.int32)).shape[-1])
+        # With caches: a forward may take their position unasked.
+        return int(self.model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(self.model)).shape[-1])
 
     def _provider(self, model: nn.Module) -> FixedCapacityKVCacheProviding:
         return adapter_for(model, evidence="ignore")
