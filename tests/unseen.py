@@ -16,15 +16,18 @@ _HEAD = (
     "import mlx.core as mx\nimport mlx.nn as nn\nimport numpy as np\n",
 )
 _THIRDS = (
-    '            TransformerBlock(args=args, use_sliding=layer_type == "sliding_attention")\n'
-    "            for layer_type in self.layer_types\n",
-    "            TransformerBlock(args=args, use_sliding=(i + 1) % 3 == 0)\n"
-    "            for i in range(args.num_hidden_layers)\n",
+    """\
+            TransformerBlock(args=args, use_sliding=layer_type == "sliding_attention")
+            for layer_type in self.layer_types
+""",
+    """\
+            TransformerBlock(args=args, use_sliding=(i + 1) % 3 == 0)
+            for i in range(args.num_hidden_layers)
+""",
 )
 _TABLE = (
-    "        self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)\n        self.fa_idx",
-    "        self.embed_positions = nn.Embedding(args.max_position_embeddings, args.hidden_size)\n"
-    "        self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)\n        self.fa_idx",
+    "        self.fa_idx",
+    "        self.embed_positions = nn.Embedding(args.max_position_embeddings, args.hidden_size)\n        self.fa_idx",
 )
 _USES = {
     "embedding": f"        h = h + self.embed_positions(mx.array({POSITIONS}))\n",

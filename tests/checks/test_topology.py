@@ -253,12 +253,16 @@ def test_what_serves_which_layer_type(layer_type: str, spec: CacheSpec, agrees: 
     assert (disagreement(layer_type, spec, config) is None) is agrees
 
 
+OWN = ("moe", "mlp", "sparse_attention")
+"""Types without a layer in transformers' cache, and mlx-lm's own."""
+
+
 def test_the_table_is_that_of_transformers() -> None:
     """Read from the installed source, without running it; a name that changed its class must be looked at again."""
     folder = Path(find_spec("transformers").submodule_search_locations[0])  # type: ignore[union-attr, index]
     static = _dictionary(folder / "cache_utils.py", "STATIC_LAYER_TYPE_MAPPING")
     old = _dictionary(folder / "configuration_utils.py", "_LEGACY_LAYER_TYPE_REMAP")
-    classes = {name: static[old.get(name, name)] for name in LAYER_TYPES if name not in ("moe", "mlp")}
+    classes = {name: static[old.get(name, name)] for name in LAYER_TYPES if name not in OWN}
     needs: dict[str, set[Any]] = {}
     for name, cls in classes.items():
         needs.setdefault(cls, set()).add(LAYER_TYPES[name].state)

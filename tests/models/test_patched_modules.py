@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from model_files import llama_source, write_model
 from mlx_audit.manifests.modules import models_folder
+from model_files import llama_source, write_model
 
 SCRIPT = """
 import sys

@@ -13,7 +13,6 @@ from mlx_audit.evidence.digests import mlx_lm_models
 from mlx_audit.evidence.results import Result
 from mlx_audit.models.target import Target
 
-
 _MODELS = "mlx_lm/models/"
 
 

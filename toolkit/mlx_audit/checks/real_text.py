@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_audit.checks.runs import PROMPT
 from mlx_audit.checks.subject import Subject

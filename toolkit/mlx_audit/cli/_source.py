@@ -62,4 +62,3 @@ def _line(hazard: Consumer) -> Any:
     sign, style = ("?", "yellow") if condition else ("✕", "red")
     when = f" (only when {condition})" if condition else ""
     return Text(f"  {sign} {hazard.where} {hazard.code} {hazard.kind}: {hazard.what}{when}", style)
-

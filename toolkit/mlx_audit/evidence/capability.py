@@ -71,7 +71,9 @@ def _beside(model: Any) -> Manifest | None:
         return None
     names = re.compile(rf"^module:\s*['\"]?\./{re.escape(file.name)}['\"]?\s*(#.*)?$", re.MULTILINE)
     for path in sorted(file.parent.glob("*.yaml")):
-        if path.stat().st_size <= _MOST_BYTES and names.search(path.read_text(encoding="utf-8", errors="replace")):
+        if path.stat().st_size <= _MOST_BYTES and names.search(
+            path.read_text(encoding="utf-8", errors="replace")
+        ):
             return load_manifest(path)
     return None
 

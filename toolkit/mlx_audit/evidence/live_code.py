@@ -40,7 +40,9 @@ def foreign_code(model: Any, own: Path | None = None) -> list[str]:
         if not _is_known(cls, own):
             found[f"{where} is a {cls.__module__}.{cls.__qualname__}"] = None
         else:
-            found |= {f"{cls.__module__}.{cls.__qualname__}.{what}": None for what in _foreign_methods(cls, own)}
+            found |= {
+                f"{cls.__module__}.{cls.__qualname__}.{what}": None for what in _foreign_methods(cls, own)
+            }
         for name, value in vars(module).items():
             if callable(value) and not _is_known(value, own):
                 found[

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from mlx_audit.errors import describe
 from mlx_audit.source.interpreter import Interpreter
 from mlx_audit.source.machine import Exhausted
 from mlx_audit.source.modules import Library, Unreadable
-from mlx_audit.source.report import SourceReport
+from mlx_audit.source.report import Consumer, SourceReport
 from mlx_audit.source.stepping import NoModel, run_model
 
 _NOTHING: Mapping[str, Path] = {}
@@ -34,6 +35,18 @@ def read_source(file: Path, overlay: Mapping[str, Path] = _NOTHING) -> SourceRep
         unreadable = f"{file}:1: too large to follow to its end"
     except RecursionError:
         unreadable = f"{file}:1: calls nest too deeply to be followed"
+    except Exception as error:  # a reader must survive any file, and never call one clean that it did not read
+        unreadable = f"{file}:1: internal error of mlx-audit, please report it: {describe(error)}"
     return SourceReport(
-        file, machine.consumers(), unreadable or machine.stopped, (*library.problems, *machine.notes)
+        file,
+        _told_once(machine.consumers()),
+        unreadable or machine.stopped,
+        (*library.problems, *machine.notes),
     )
+
+
+def _told_once(consumers: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
+    """Leave out reads of numbers that a layer keeps, not a cache: what keeps them is told where they are assigned."""
+    if any((consumer.code, consumer.kind) == ("SRC006", "own cache") for consumer in consumers):
+        return consumers
+    return tuple(consumer for consumer in consumers if consumer.code != "SRC006")
