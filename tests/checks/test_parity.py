@@ -243,7 +243,9 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
 def _no_alarm(config: dict[str, Any], seed: int, families: tuple[str, ...]) -> None:
     subject = new_subject(config["model_type"], config=config, seed=seed)
     results = {
-        found.code: only(found.code, subject) for found in all_checks() if found.code.startswith(families)
+        found.code: only(found.code, subject)
+        for found in all_checks()
+        if found.code.startswith(families) and found.code != "PAR008"  # which is for patched models
     }
     wrong = {code: result.reason for code, result in results.items() if result.status != "pass"}
     assert not wrong, config

@@ -159,8 +159,10 @@ class Subject:
     @cached_property
     def vocabulary(self) -> int:
         """Width of the tiny model's logits."""
-        # With caches: a forward may take their position unasked.
-        return int(self.model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(self.model)).shape[-1])
+        # Lazily, in float32: whether it can be evaluated in another dtype is a check's business. With caches: a
+        # forward may take their position unasked.
+        model = build_lazy(self.module, resolve_arguments(self.module, self.tiny))
+        return int(model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model)).shape[-1])
 
     def _provider(self, model: nn.Module) -> FixedCapacityKVCacheProviding:
         return adapter_for(model, evidence="ignore")

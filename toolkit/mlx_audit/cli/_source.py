@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
+
+from mlx_audit.errors import clean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from mlx_audit.models.target import Target
     from mlx_audit.source import Consumer, SourceReport
 
+_WIDTH = 80
+_WHOLE_WORDS: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
 _MOST = 20
 """Hazards that are printed; `--json` has all."""
 
@@ -38,27 +43,28 @@ def to_dict(report: SourceReport) -> dict[str, Any]:
 
 
 def show(console: Console, report: SourceReport) -> None:
-    """Print hazards line by line, and what is safe as counts."""
+    """Print hazards one by one, what could not be followed, and what is safe as counts."""
     from rich.text import Text
 
-    console.print(Text.assemble(("source", "bold"), f"  {report.file.name}"))
+    console.print(Text.assemble(("source", "bold"), f"  {clean(report.file.name)}"))
+    lines = [_line(hazard) for hazard in report.hazards[:_MOST]]
     if report.unreadable:
-        console.print(Text(f"  ? cannot be followed: {report.unreadable}", "yellow"))
-    for hazard in report.hazards[:_MOST]:
-        console.print(_line(hazard))
+        lines.insert(0, (f"? cannot be followed: {report.unreadable}", "yellow"))
     if len(report.hazards) > _MOST:
-        console.print(Text(f"  … and {len(report.hazards) - _MOST} more; --json has all", "dim"))
+        lines.append((f"… and {len(report.hazards) - _MOST} more; --json has all", "dim"))
+    lines += [(f"not followed: {note}", "dim") for note in report.notes[:_MOST]]
     if report.safe:
         kinds = Counter(item.kind for item in report.safe)
         counts = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
-        console.print(Text(f"  ● stays in the graph: {counts}", "green"))
+        lines.append((f"● stays in the graph: {counts}", "green"))
+    for text, style in lines:
+        for line in wrap(clean(text), _WIDTH, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS):
+            console.print(Text(line, style), soft_wrap=True)
     console.print()
 
 
-def _line(hazard: Consumer) -> Any:
-    from rich.text import Text
-
+def _line(hazard: Consumer) -> tuple[str, str]:
     condition = hazard.when or ", ".join(need.rpartition(".")[2] for need in hazard.needs)
     sign, style = ("?", "yellow") if condition else ("✕", "red")
     when = f" (only when {condition})" if condition else ""
-    return Text(f"  {sign} {hazard.where} {hazard.code} {hazard.kind}: {hazard.what}{when}", style)
+    return f"{sign} {hazard.where} {hazard.code} {hazard.kind}: {hazard.what}{when}", style

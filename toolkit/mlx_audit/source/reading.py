@@ -35,7 +35,9 @@ def read_source(file: Path, overlay: Mapping[str, Path] = _NOTHING) -> SourceRep
         unreadable = f"{file}:1: too large to follow to its end"
     except RecursionError:
         unreadable = f"{file}:1: calls nest too deeply to be followed"
-    except Exception as error:  # a reader must survive any file, and never call one clean that it did not read
+    except (
+        Exception
+    ) as error:  # a reader must survive any file, and never call one clean that it did not read
         unreadable = f"{file}:1: internal error of mlx-audit, please report it: {describe(error)}"
     return SourceReport(
         file,
