@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from mlx_audit.errors import clean
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from mlx_audit.models.target import Target
     from mlx_audit.source import Consumer, SourceReport
 
-_WIDTH = 80
-_WHOLE_WORDS: dict[str, bool] = {"break_long_words": False, "break_on_hyphens": False}
+_WRAPPER = TextWrapper(
+    80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+)
 _MOST = 20
 """Hazards that are printed; `--json` has all."""
 
@@ -58,7 +59,7 @@ def show(console: Console, report: SourceReport) -> None:
         counts = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
         lines.append((f"● stays in the graph: {counts}", "green"))
     for text, style in lines:
-        for line in wrap(clean(text), _WIDTH, initial_indent="  ", subsequent_indent="    ", **_WHOLE_WORDS):
+        for line in _WRAPPER.wrap(clean(text)):
             console.print(Text(line, style), soft_wrap=True)
     console.print()
 
