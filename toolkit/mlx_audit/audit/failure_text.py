@@ -20,12 +20,14 @@ def detail_lines(check: CheckResult) -> Iterator[tuple[str, str]]:
     if check.where:
         yield f"  at {clean(check.where)}", ""
     # The location is in the reason already, in words.
-    figures = [f"{key} {_number(value)}" for key, value in check.figures.items() if key != "located"]
+    figures = [f"{key} {_text(value)}" for key, value in check.figures.items() if key != "located"]
     if figures:
         yield f"  {clean(', '.join(figures))}", "dim"
     if check.reproduce:
         yield f"  reproduce: {clean(check.reproduce)}", "cyan"
 
 
-def _number(value: object) -> str:
+def _text(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return "; ".join(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)

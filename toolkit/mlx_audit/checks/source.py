@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
 from mlx_audit.checks.conditions import is_met
 from mlx_audit.checks.subject import Source, Subject
-from mlx_audit.source import Consumer, SourceReport
+from mlx_audit.source import OWN_CACHE, Consumer, SourceReport
 
 _MOST = 20
 """Places that figures list."""
@@ -33,6 +33,7 @@ class SourceCheck(Check):
             raise NotRun(f"the source cannot be followed: {report.unreadable}")
         own = [hazard for hazard in report.hazards if hazard.code == self.code]
         sure = [hazard for hazard in own if not (hazard.when or hazard.needs) or met(hazard)]
+        sure.sort(key=lambda hazard: hazard.kind != OWN_CACHE)  # the class, before what it does
         others = [hazard for hazard in own if hazard not in sure]
         if sure:
             more = [_text(hazard) for hazard in sure[1:_MOST]]

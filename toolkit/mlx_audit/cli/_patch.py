@@ -57,8 +57,7 @@ def adapt_as_patch(
     _console.note("as it is:")
     _show(before, partial=True)
     if not patch.sources:
-        _console.note(f"nothing to patch here; the verdict: mlx-audit run {target}")
-        return 0
+        return _nothing_to_patch(before, target)
     with patch.written() as overlay:
         after = _audited(resolved, config, Options(profile=profile), timeout, overlay)
     _console.note(f"patched by {', '.join(patch.applied)}:")
@@ -69,6 +68,17 @@ def adapt_as_patch(
 
         write_json(json, [after])
     return _offer(patch, after, output)
+
+
+def _nothing_to_patch(before: Outcome, target: str) -> int:
+    """Say so: 0 where reading found nothing in the way, 1 where no codemod mends what it found."""
+    from mlx_audit.audit.patches import obstacles
+
+    found = obstacles(before.results)
+    for line in found:
+        _console.note(f"no codemod mends {line}")
+    _console.note(f"nothing to patch here; the verdict: mlx-audit run {target}")
+    return 1 if found else 0
 
 
 def _audited(

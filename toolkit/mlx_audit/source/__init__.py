@@ -2,5 +2,6 @@
 
 from mlx_audit.source.reading import read_source
 from mlx_audit.source.report import Consumer, SourceReport
+from mlx_audit.source.stepping import OWN_CACHE
 
-__all__ = ["Consumer", "SourceReport", "read_source"]
+__all__ = ["OWN_CACHE", "Consumer", "SourceReport", "read_source"]

@@ -10,7 +10,7 @@ from mlx_audit.source.interpreter import Interpreter
 from mlx_audit.source.machine import Exhausted
 from mlx_audit.source.modules import Library, Unreadable
 from mlx_audit.source.report import Consumer, SourceReport
-from mlx_audit.source.stepping import NoModel, run_model
+from mlx_audit.source.stepping import OWN_CACHE, NoModel, run_model
 
 _NOTHING: Mapping[str, Path] = {}
 
@@ -49,6 +49,6 @@ def read_source(file: Path, overlay: Mapping[str, Path] = _NOTHING) -> SourceRep
 
 def _told_once(consumers: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
     """Leave out reads of numbers that a layer keeps, not a cache: what keeps them is told where they are assigned."""
-    if any((consumer.code, consumer.kind) == ("SRC006", "own cache") for consumer in consumers):
+    if any(consumer.kind in ("own cache", OWN_CACHE) for consumer in consumers):
         return consumers
     return tuple(consumer for consumer in consumers if consumer.code != "SRC006")

@@ -78,6 +78,10 @@ def _caches(machine: Machine, model: Value, cls: Class, node: ast.expr, frame: F
     return sequence([of(*held)] if held else [CACHE], exact=False)
 
 
+OWN_CACHE = "own cache class"
+"""Kind of the finding that names a class; what it does on the host are findings of their own."""
+
+
 def _name_own_caches(machine: Machine) -> None:
     """Report each cache class of the model's own that keeps something on the host."""
     own = [record for record in machine.heap if record.born == "cache"]
@@ -89,7 +93,7 @@ def _name_own_caches(machine: Machine) -> None:
                 held + grown
             )
             machine.report(
-                Finding("SRC006", "own cache", what),
+                Finding("SRC006", OWN_CACHE, what),
                 record.cls.node,
                 Frame(record.cls.module, record.cls.node.name),
             )
