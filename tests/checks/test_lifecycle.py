@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
 
-from audited import green, healthy, new_subject, red
+from audited import green, healthy, mutated, new_subject, red
 from mlx_audit.checks.memory import no_spare_buffers
 from mlx_audit.faults import FAULTS
 from tiny_models import FAMILIES
@@ -61,3 +63,16 @@ def test_spare_buffers_that_are_too_large_are_no_growth() -> None:
 def test_weights_that_only_change_in_place_count(monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS["parameters_replaced_only"](monkeypatch)
     assert "after weights were changed in place" in red("LIF002", new_subject()).reason
+
+
+def test_a_model_that_calls_only_parts_of_its_layers_is_healthy(tmp_path: Path) -> None:
+    past = ("h = layer(h, mask, cache=cache)", "h = TransformerBlock.__call__(layer, h, mask, cache=cache)")
+    green("LIF001", new_subject(module=mutated(tmp_path, past)))
+
+
+def test_a_model_that_swallows_what_a_layer_raises_is_red(tmp_path: Path) -> None:
+    call = "            h = layer(h, mask, cache=cache)"
+    deaf = call.replace("            h", "            try:\n                h")
+    deaf += "\n            except Exception:\n                pass"
+    reason = red("LIF001", new_subject(module=mutated(tmp_path, (call, deaf)))).reason
+    assert "took in another number of tokens" in reason

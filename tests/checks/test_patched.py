@@ -68,3 +68,19 @@ def test_an_unpatched_model_that_contradicts_itself_is_told_and_token_by_token_c
         "PAR008", new_subject(module=mutated(tmp_path), original=mutated(tmp_path, (FORWARD, wrong)))
     ).figures
     assert figures["upstream"]["prompt in fives"].startswith("differs from its own result one by one: ")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "out = out if cache is None or cache[0].offset < 500 else 1.1 * out",
+        "out = out * (1 + 1e-9 * (mx.array([0 if cache is None else cache[0].offset]) ** 2)[0])",
+    ],
+    ids=["a threshold", "a square in 32 bits"],
+)
+def test_a_patch_that_changes_what_comes_late_fails(tmp_path: Path, wrong: str) -> None:
+    exact = wrong.replace("mx.array([0", "float(0").replace("offset]) ** 2)[0]", "offset) ** 2)")
+    right = exact if "float" in exact else "pass"
+    pair = [mutated(tmp_path, (FORWARD, f"{FORWARD}\n        {code}")) for code in (wrong, right)]
+    result = red("PAR008", new_subject(module=pair[0], original=pair[1]))
+    assert "far position" in (result.where or ""), result.where

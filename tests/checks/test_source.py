@@ -51,7 +51,10 @@ def test_installed_families_pass() -> None:
 
 def test_a_conditional_hazard_counts_where_the_model_has_what_it_needs() -> None:
     plain = green("SRC001", new_subject())
-    assert any("rope_utils.py" in text and "dynamic" in text.lower() for text in plain.figures["conditional"])
+    (condition,) = plain.figures["conditional"]
+    assert "mlx_lm/models/rope_utils.py:" in condition["what"]
+    assert condition["needs"] == ["mlx_lm.models.rope_utils.DynamicNTKScalingRoPE"]
+    assert condition["when"] == "rope_type == 'dynamic'"
     dynamic = {
         **config_of("llama"),
         "rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "factor": 2.0},

@@ -164,3 +164,28 @@ def test_identity_of_tiny_models() -> None:
     del model.args
     with pytest.raises(NotCompileCapable, match="args"):
         identify(model)
+
+
+@pytest.mark.parametrize(
+    ("needs", "when", "met"),
+    [
+        ("mlx_lm.models.qwen2.Attention", "self.n_heads == 4", True),
+        ("mlx_lm.models.qwen2.Attention", "self.n_heads == 5", False),
+        ("mlx_lm.models.qwen2.Attention", "self.n_heads == 5 or not self.rope", True),
+        ("mlx_lm.models.qwen2.Attention", "name in names", True),
+        ("mlx_lm.models.qwen2.Attention", "self.n_heads == 5 and name in names", False),
+        ("mlx_lm.models.rope_utils.DynamicNTKScalingRoPE", "", False),
+        ("mlx_lm.models.qwen2.Attention", "", True),
+    ],
+)
+def test_a_model_that_reaches_what_no_audited_one_did_is_refused(
+    record: Record, tmp_path: Path, needs: str, when: str, met: bool
+) -> None:
+    condition = {"what": "qwen2.py:1:1 key length: planted", "needs": [needs], "when": when}
+    checks = record.variants["full"].results[0].checks
+    next(found for found in checks if found.code == "SRC002").figures["conditional"] = [condition]
+    write_record(record, tmp_path)
+    if met:
+        assert "planted: this configuration reaches code" in refusal(tiny_model("qwen2"), tmp_path)
+    else:
+        require_capable(tiny_model("qwen2"), records=tmp_path)

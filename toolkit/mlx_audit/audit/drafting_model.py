@@ -17,6 +17,7 @@ from mlx_audit.audit.drafting_topology import Found, find_topology
 from mlx_audit.audit.inspected import Inspection
 from mlx_audit.audit.request import Request
 from mlx_audit.errors import EnvironmentUnfit, MlxAuditError, TargetError, describe
+from mlx_audit.evidence.conditions import is_met
 from mlx_audit.manifests import CacheSpec
 from mlx_audit.manifests.drafting import Draft
 from mlx_audit.manifests.evaluation import names_of
@@ -30,7 +31,7 @@ from mlx_audit.models.live import entry_name, leaves, unknown_classes
 from mlx_audit.models.modules import import_file, import_model
 from mlx_audit.models.observed import Observed, argument_objects, observe
 from mlx_audit.models.rope import rope_kind
-from mlx_audit.source import SourceReport, read_source
+from mlx_audit.source import Consumer, SourceReport, read_source
 from mlx_audit.tracing.tracer import source_line
 
 _NO_BACKEND = "No Metal back-end"
@@ -62,7 +63,8 @@ def draft_request(request: Request) -> Draft:
     tiny = _pruned(module, tiny, found, file.parent, declared)
     measured, how = exactness(module, tiny.config, target.family)
     rope, unnamed = _rope(real.model, arguments)
-    notes = _notes(found.rules, read_source(file))
+    report = read_source(file)
+    notes = _notes(found.rules, report)
     notes["exactness"] = [how, *_lacking(tiny, name)]
     notes["rope"] = [*unnamed, *notes["rope"]]
     return Draft(
@@ -80,7 +82,12 @@ def draft_request(request: Request) -> Draft:
         tiny=tiny.config,
         requires={"mlx-lm": f">={version('mlx-lm')}"},
         notes={key: texts for key, texts in notes.items() if texts},
+        hazardous=any(_met(item, real.model) for item in report.hazards),
     )
+
+
+def _met(hazard: Consumer, model: nn.Module) -> bool:
+    return not (hazard.when or hazard.needs) or is_met(model, hazard.needs, hazard.when)
 
 
 def _topology(module: ModuleType, config: Mapping[str, Any], real: Observed, tiny: Fitted) -> Found:

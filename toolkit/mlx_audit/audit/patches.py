@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from mlx_audit.adapters.patching import PatchedSource, patch_source, unified_diff
 from mlx_audit.evidence.digests import mlx_lm_models
@@ -14,6 +16,7 @@ from mlx_audit.evidence.results import Result
 from mlx_audit.models.target import Target
 
 _MODELS = "mlx_lm/models/"
+_PLACE = re.compile(r"(.*?:\d+:\d+) ")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,13 @@ class Patch:
             yield overlay
 
 
+def source_of(target: Target) -> Path:
+    """Return the file that the model of a target is written in."""
+    if target.file is not None:
+        return target.file.resolve()
+    return mlx_lm_models() / f"{(target.module or '').rpartition('.')[2]}.py"
+
+
 def make_patch(target: Target, unpatched: Iterable[Result]) -> Patch:
     """Return the patch of a target.
 
@@ -58,11 +68,7 @@ def make_patch(target: Target, unpatched: Iterable[Result]) -> Patch:
     Raises:
         TargetError: a file cannot be patched.
     """
-    main = (
-        target.file.resolve()
-        if target.file
-        else mlx_lm_models() / f"{(target.module or '').rpartition('.')[2]}.py"
-    )
+    main = source_of(target)
     named = {mlx_lm_models() / name for name in _helpers(unpatched)}
     helpers = sorted(file for file in named if file != main and file.is_file())
     sources = [patch_source(main, "" if target.file else target.module or "")]
@@ -78,12 +84,25 @@ def _helpers(results: Iterable[Result]) -> Iterator[str]:
                 yield place.removeprefix(_MODELS).partition(":")[0]
 
 
-def obstacles(results: Sequence[Result]) -> list[str]:
-    """Return the lines that stand in the way: `file:line:column CODE: what`, each once."""
-    found = [
-        f"{check.where} {check.code}: {check.reason}"
-        for result in results
-        for check in result.checks
-        if check.status == "fail" and check.code.startswith("SRC")
-    ]
-    return list(dict.fromkeys(found))
+class Obstacle(NamedTuple):
+    """A line that stands in the way; as text `file:line:column CODE what`."""
+
+    place: str
+    code: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.code} {self.what}".strip()
+
+
+def obstacles(results: Iterable[Result]) -> list[Obstacle]:
+    """Return all lines in which reading found what stands in the way, each once."""
+    found: dict[Obstacle, None] = {}
+    for check in (check for result in results for check in result.checks):
+        if check.status == "fail" and check.code.startswith("SRC"):
+            found[Obstacle(check.where or "", check.code, check.reason)] = None
+            for text in check.figures.get("more_places", ()):
+                place = _PLACE.match(text)
+                rest = text[place.end() :] if place else text
+                found[Obstacle(place[1] if place else "", check.code, rest)] = None
+    return list(found)

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
 
+from mlx_audit.adapters import ModuleState
 from mlx_audit.checks.base import CheckFailed
 
 
@@ -16,9 +19,24 @@ class PlantedFailure(Exception):
 
 
 def middle_layer(model: nn.Module) -> nn.Module:
-    """Return the third layer, or the last where there are fewer."""
+    """Return the third layer, or the last where there are fewer; or a part of it, where the model calls only parts."""
     layers = getattr(model, "layers", None) or list(model.children().values())
-    return layers[min(2, len(layers) - 1)]  # type: ignore[no-any-return]
+    layer: nn.Module = layers[min(2, len(layers) - 1)]
+    parts = [layer, *(part for part in layer.modules() if part is not layer)]
+    return next((part for part in parts if _is_called(model, part)), layer)
+
+
+def _is_called(model: nn.Module, part: nn.Module) -> bool:
+    """Return whether a forward calls a module; nothing is evaluated, and the model stays as it is."""
+    before = ModuleState(model)
+    try:
+        with failing(part):
+            model(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(model))
+    except PlantedFailure:
+        return True
+    finally:
+        before.restore()
+    return False
 
 
 @contextmanager

@@ -22,7 +22,9 @@ from mlx_audit.decode.ladder import rung_for
 from mlx_audit.evidence.environment import backend
 from mlx_audit.models.live import flat_specs
 
-_BEGINNING = 3
+BEGINNING = 3
+"""Tokens that are read before the random keys and values; more where entries are pooled."""
+
 STEPS = 3
 """Steps at each far position."""
 
@@ -73,7 +75,7 @@ def _one(subject: Subject, position: int) -> None:
 def _beginning(subject: Subject, position: int) -> int:
     """Return how many tokens are read: with pooled entries one group more, and as many of the open group as then."""
     period = lcm(*(spec.ratio for spec in specs_of(subject)))
-    return _BEGINNING + (position - _BEGINNING) % period + (period if period > 1 else 0)
+    return BEGINNING + (position - BEGINNING) % period + (period if period > 1 else 0)
 
 
 @dataclass
@@ -86,14 +88,14 @@ class _Parts:
 def _filled(natives: Sequence[Any], empty: Sequence[FixedCapacityCache], count: int) -> list[Any]:
     """Return caches with `count` random keys and values more; one of the model's own class is made anew."""
     parts = [_Parts(leaves([native])) for native in natives]
-    _fill([leaf for own in parts for leaf in own.caches], count)
+    fill([leaf for own in parts for leaf in own.caches], count)
     return [
         native if own_state(native) is None else cache.refilled(own).to_native()
         for native, own, cache in zip(natives, parts, empty, strict=True)
     ]
 
 
-def _fill(natives: Sequence[Any], count: int) -> None:
+def fill(natives: Sequence[Any], count: int) -> None:
     """Write `count` random keys and values to each cache that has any."""
     for index, native in enumerate(leaves(natives)):
         if isinstance(native, ArraysCache) or native.keys is None:

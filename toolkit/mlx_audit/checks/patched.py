@@ -9,15 +9,24 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
+from mlx_audit.checks.content import leaves
+from mlx_audit.checks.far import BEGINNING, STEPS, fill
 from mlx_audit.checks.runs import PROMPT, Comparer, Eager, teacher_tokens, windows
 from mlx_audit.checks.subject import Subject
 from mlx_audit.checks.tolerance import Tolerance, tolerance_for
 from mlx_audit.errors import describe
 from mlx_audit.evidence.environment import backend
 from mlx_audit.models.build import build_lazy, resolve_arguments
+from mlx_audit.models.live import is_mlx_lms
+from mlx_audit.models.positions import position_rows
 from mlx_audit.tracing import source_line
 
 _STEPS = 12
+_WIDEST = 128
+"""Tokens of the widest window that is turned, as in PAR001."""
+
+_FAR = (599, 1_999, 8_191, 32_767, 70_001)
+"""Beyond where products of two positions, or of one and a large prime, overflow 32 bits."""
 
 
 class PatchKeepsEager(Check):
@@ -26,8 +35,9 @@ class PatchKeepsEager(Check):
     What it does:
         Builds the tiny model from the installed source and from the patched one, with the same weights, and feeds both
         the same random tokens on their own caches: a prompt in one piece, in fives and one by one, each followed by
-        single tokens; with windows, past two of them. Where the unpatched model raises, or contradicts its own result
-        token by token, and the patched one agrees with that, the figures say so (`upstream`).
+        single tokens, with windows past two of them; then steps at far positions, up to 70,004. Where the unpatched
+        model raises, or contradicts its own result token by token, and the patched one agrees with that, the figures
+        say so (`upstream`).
 
     Why:
         A patch that makes compiled decoding equal to a changed eager model proves nothing about the published weights.
@@ -53,7 +63,8 @@ class PatchKeepsEager(Check):
         unpatched = _unpatched(subject)
         tolerance = tolerance_for("reordered", "float32", backend())
         comparer, upstream = Comparer(tolerance), dict[str, str]()
-        longest = max([PROMPT, *(2 * window + 1 for window in windows(subject.model))])
+        turned = [window for window in windows(subject.model) if window <= _WIDEST]
+        longest = max([PROMPT, *(2 * window + 1 for window in turned)])
         tokens = teacher_tokens(subject, longest + _STEPS)
         alone = _fed(unpatched, tokens, longest, 1)
         if isinstance(alone, str):
@@ -74,7 +85,43 @@ class PatchKeepsEager(Check):
                 wanted = alone
             for step, (new, old) in enumerate(zip(got, wanted, strict=True)):
                 comparer.check(new, old, f"step {step} after a prompt of {longest} {name}")
-        return {**comparer.figures(), "bit_equal": comparer.largest == 0.0, "upstream": upstream}
+        far = _compare_far(subject, unpatched)
+        equal = comparer.largest == far.largest == 0.0
+        return {
+            **comparer.figures(),
+            "far_max_difference": far.largest,
+            "bit_equal": equal,
+            "upstream": upstream,
+        }
+
+
+def _compare_far(subject: Subject, unpatched: nn.Module) -> Comparer:
+    """Compare steps at far positions, after random keys and values in place of a text.
+
+    Whole numbers of another width, and a threshold on the position, show there alone. The tolerance is that of another
+    kernel: so far out, sines and cosines of a position come out of different formulas in different roundings.
+    """
+    comparer = Comparer(tolerance_for("kernel", "float32", backend()))
+    rows = position_rows(subject.model, resolve_arguments(subject.module, subject.tiny))
+    for position in _FAR:
+        if rows is None or position + STEPS <= rows:
+            new, old = (_far(model, subject, position) for model in (subject.model, unpatched))
+            for step, (got, want) in enumerate(zip(new, old, strict=True), start=1):
+                comparer.check(got, want, f"step {step} at the far position {position}")
+    return comparer
+
+
+def _far(model: nn.Module, subject: Subject, position: int) -> list[mx.array]:
+    """Return the logits of eager steps; none where the caches are not all mlx-lm's, or none holds keys."""
+    eager, tokens = Eager(model), teacher_tokens(subject, BEGINNING + STEPS, stream=23)
+    held = leaves(eager.cache)
+    if any(not is_mlx_lms(f"{type(one).__module__}.") for one in held) or not any(
+        hasattr(one, "keys") for one in held
+    ):
+        return []
+    eager.feed(tokens[:BEGINNING], chunk=1)
+    fill(eager.cache, position - BEGINNING)
+    return [eager.feed([token]) for token in tokens[BEGINNING:]]
 
 
 def _apart(tolerance: Tolerance, got: Sequence[mx.array], wanted: Sequence[mx.array]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
-from mlx_audit.checks.conditions import is_met
 from mlx_audit.checks.subject import Source, Subject
+from mlx_audit.evidence.conditions import is_met
 from mlx_audit.source import OWN_CACHE, Consumer, SourceReport
 
 _MOST = 20
@@ -22,7 +23,7 @@ class SourceCheck(Check):
 
     def run(self, subject: Subject) -> Figures:
         model = subject.lazy_model
-        return self._judge(subject.source.report(), lambda hazard: is_met(hazard, model))
+        return self._judge(subject.source.report(), lambda hazard: is_met(model, hazard.needs, hazard.when))
 
     def read(self, source: Source) -> Figures:
         return self._judge(source.report(), lambda _: False)
@@ -42,9 +43,8 @@ class SourceCheck(Check):
             )
         figures: Figures = {"consumers": len(report.consumers)}
         if others:
-            figures["conditional"] = [
-                f"{_text(hazard)}, when {_condition(hazard)}" for hazard in others[:_MOST]
-            ]
+            # Not for people alone: a session refuses a model that meets one of them.
+            figures["conditional"] = [_condition(hazard) for hazard in others]
         return figures
 
 
@@ -52,12 +52,8 @@ def _text(hazard: Consumer) -> str:
     return f"{hazard.where} {hazard.kind}: {hazard.what}"
 
 
-def _condition(hazard: Consumer) -> str:
-    return hazard.when or f"the model has a {' or '.join(map(_last, hazard.needs))}"
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
+def _condition(hazard: Consumer) -> dict[str, Any]:
+    return {"what": _text(hazard), "needs": list(hazard.needs), "when": hazard.when}
 
 
 class PositionStaysOnDevice(SourceCheck):
@@ -77,7 +73,8 @@ class PositionStaysOnDevice(SourceCheck):
         mlx_lm/models/gpt_bigcode.py:150:30: `np.arange` is bounded by the position
 
     How to fix:
-        Compute with arrays: `mx.arange(L) + offset` for a range, `mx.maximum` for max, `mx.where` for a branch.
+        Compute with arrays: `mx.arange(L) + mx.array(offset)[..., None]` for a range (rows of different length have an
+        offset each), `mx.maximum` for max, `mx.where` for a branch.
         `mlx-audit adapt TARGET --as patch` mends the patterns that it knows.
 
     Sources:
@@ -92,7 +89,8 @@ class LengthIsNotPosition(SourceCheck):
     """The length of the key buffer is never taken for the position.
 
     What it does:
-        Follows `keys.shape[2]` of what `update_and_fetch` returned to RoPE offsets, ranges and block numbers.
+        Follows `keys.shape[2]` of what `update_and_fetch` returned to RoPE offsets, ranges and block numbers. Rows that
+        are counted from the end of the buffer, such as `keys[:, :, -window:]`, are found too.
 
     Why:
         A cache of fixed capacity returns its whole buffer, so the length is the capacity from the first token on:
@@ -102,7 +100,8 @@ class LengthIsNotPosition(SourceCheck):
         mlx_lm/models/afm7.py:255:44: `S - L`, a key length, is the RoPE offset
 
     How to fix:
-        Take the position from the cache, before the update: `offset = cache.offset`.
+        Take the position from the cache, before the update: `offset = cache.offset`. Rotate keys by it before they go
+        into the cache, not after.
 
     Sources:
         mlx_lm/models/afm7.py, minimax_m3_vl.py, phi3small.py of mlx-lm 0.32.2
@@ -117,6 +116,7 @@ class MaskIsApplied(SourceCheck):
 
     What it does:
         Follows masks from `create_attention_mask` and `make_mask` to additions, unless the dtype is looked at first.
+        Attention over a cache's keys without any mask is found too.
 
     Why:
         True added to a score is 1.0: nothing is hidden, and unwritten slots of the buffer are attended to. Eager

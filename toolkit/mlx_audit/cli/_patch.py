@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlx_audit.cli import _choices, _console
+from mlx_audit.cli import _choices, _console, _files
 from mlx_audit.errors import MlxAuditError, TargetError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def adapt_as_patch(
     *,
     check: Path | None = None,
     output: Path | None = None,
+    force: bool = False,
     profile: str = "quick",
     json: str | None = None,
     timeout: float = 600.0,
@@ -33,35 +34,39 @@ def adapt_as_patch(
         target, config: As `run` takes them.
         check: A diff to compare with, in place of an audit.
         output: Where the diff goes; stdout by default.
+        force: Whether it may replace a file that is no patch.
         profile: How much the audit of the patched model does.
         json: Where the results of the patched model go.
         timeout: Seconds that an audit may take.
     """
-    from mlx_audit.audit.patches import make_patch
+    from mlx_audit.audit.patches import make_patch, source_of
     from mlx_audit.audit.request import Options
     from mlx_audit.checks.profiles import PROFILES
     from mlx_audit.models.target import resolve_target
 
-    if output is not None:
-        _choices.output("--output", output)
-    elif json == "-":
+    if output is None and json == "-":
         raise MlxAuditError("both the patch and the results would go to stdout", fix="name a file: -o FILE")
     _choices.one_of("--profile", profile, list(PROFILES))
     _choices.seconds("--timeout", timeout)
     _choices.require_temporary_folder()
     resolved = resolve_target(_choices.target(target), config)
+    read = [*_files.inputs(resolved, config), source_of(resolved)]
+    if output is not None:
+        _files.patch("-o", output, read, force=force)
+    if json not in (None, "-"):
+        _files.results("--json", json, read)
     before = _audited(resolved, config, Options(tiers=["static"]), timeout)
     patch = make_patch(resolved, before.results)
     if check is not None:
         return _check(patch, check)
     _console.note("as it is:")
-    _show(before, partial=True)
+    _show_briefly(before)
     if not patch.sources:
-        return _nothing_to_patch(before, target)
+        return _nothing_to_patch(before, target, config)
     with patch.written() as overlay:
         after = _audited(resolved, config, Options(profile=profile), timeout, overlay)
     _console.note(f"patched by {', '.join(patch.applied)}:")
-    _show(after, partial=False)
+    _show(after)
     _show_against_unpatched(after)
     if json is not None:
         from mlx_audit.cli.run import write_json
@@ -70,15 +75,27 @@ def adapt_as_patch(
     return _offer(patch, after, output)
 
 
-def _nothing_to_patch(before: Outcome, target: str) -> int:
+def _nothing_to_patch(before: Outcome, target: str, config: Path | None) -> int:
     """Say so: 0 where reading found nothing in the way, 1 where no codemod mends what it found."""
+    if _show_obstacles(before):
+        return 1
+    given = "" if config is None else f" --config {config}"
+    _console.note(f"nothing to patch here; the verdict: mlx-audit run {target}{given}")
+    return 0
+
+
+def _show_obstacles(outcome: Outcome) -> bool:
+    """Name every line that no codemod mends, and say what to do; False where there is none."""
     from mlx_audit.audit.patches import obstacles
 
-    found = obstacles(before.results)
-    for line in found:
-        _console.note(f"no codemod mends {line}")
-    _console.note(f"nothing to patch here; the verdict: mlx-audit run {target}")
-    return 1 if found else 0
+    found = obstacles(outcome.results)
+    for obstacle in found:
+        _console.note(f"no codemod mends {obstacle}")
+    if not found:
+        return False
+    explain = ", ".join(f"mlx-audit explain {code}" for code in sorted({item.code for item in found}))
+    _console.note(f"mend {'it' if len(found) == 1 else 'them'} in the model's source; how: {explain}")
+    return True
 
 
 def _audited(
@@ -102,10 +119,22 @@ def _audited(
     return outcome
 
 
-def _show(outcome: Outcome, *, partial: bool) -> None:
+def _show(outcome: Outcome) -> None:
     from mlx_audit.cli import _render
 
-    _render.show_outcomes(_console.stderr(), [outcome], partial=partial)
+    _render.show_outcomes(_console.stderr(), [outcome], partial=False)
+
+
+def _show_briefly(outcome: Outcome) -> None:
+    """One line a result, with the place of its first failure; what failed is told once, below."""
+    from mlx_audit.cli._render import SYMBOLS
+
+    for result in outcome.results:
+        failed = [check for check in result.checks if check.status == "fail"]
+        why = "".join(f": {check.code} at {check.where or check.reason}" for check in failed[:1])
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        names = f"{result.family} {result.variant} {result.configuration}"
+        _console.note(f"{SYMBOLS[result.verdict][0]} {result.verdict} {names}{why}{more}")
 
 
 def _show_against_unpatched(outcome: Outcome) -> None:
@@ -127,14 +156,12 @@ def _show_against_unpatched(outcome: Outcome) -> None:
 def _offer(patch: Patch, after: Outcome, output: Path | None) -> int:
     """Write the diff where every configuration is capable; otherwise say what stands in the way."""
     from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, UNDECIDED
-    from mlx_audit.audit.patches import obstacles
     from mlx_audit.evidence.records import write_atomically
 
     verdicts = {result.verdict for result in after.results}
     if not verdicts <= {"capable", "limited"}:
-        for line in obstacles(after.results):
-            _console.note(f"no codemod mends {line}")
         _console.note("the patch is not offered: the patched model is not proved")
+        _show_obstacles(after)
         return CLAIM_FAILED if "not-capable" in verdicts else UNDECIDED
     if output is None:
         print(patch.diff, end="")

@@ -98,6 +98,16 @@ def _details(result: Result) -> Iterator[tuple[str, str]]:
     for check in result.checks:
         if "cost" in check.figures and not result.configuration.startswith("tiny"):
             yield cost_line(check.figures["cost"]), "dim"
+    if result.verdict in ("capable", "limited"):
+        for check in result.checks:
+            for condition in check.figures.get("conditional", ()) if check.code.startswith("SRC") else ():
+                if not condition["what"].startswith(
+                    "mlx_lm/models/rope_utils.py:"
+                ):  # a RoPE kind has its own claim
+                    yield (
+                        f"not of a model that reaches {condition['what']} (when {condition['when']})",
+                        "yellow",
+                    )
     for check in result.checks:
         if check.status == "fail" and "on" not in check.figures:
             yield from failure_lines(check)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_audit.cli import _choices, _console
+from mlx_audit.cli import _choices, _console, _files
 from mlx_audit.errors import MlxAuditError, TargetError
 
 if TYPE_CHECKING:
@@ -57,7 +57,14 @@ def adapt(
         from mlx_audit.cli._patch import adapt_as_patch
 
         return adapt_as_patch(
-            target, config, check=check, output=output, profile=profile, json=json, timeout=timeout
+            target,
+            config,
+            check=check,
+            output=output,
+            force=force,
+            profile=profile,
+            json=json,
+            timeout=timeout,
         )
     for option, value in (("--config", config), ("--json", json)):
         if value is not None:
@@ -112,6 +119,7 @@ def _write(target: ResolvedTarget, output: Path | None, force: bool) -> int:
         print(text, end="")
         return 0
     place = _choices.output("-o", output)
+    _files.require_no_input("-o", place, _files.inputs(target))
     if not force:
         _require_ours(place)
     write_atomically(place, text)

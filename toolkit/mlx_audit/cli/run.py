@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlx_audit.cli import _choices, _console, _repro
+from mlx_audit.cli import _choices, _console, _files, _repro
 from mlx_audit.errors import MlxAuditError
 
 if TYPE_CHECKING:
@@ -76,10 +76,7 @@ def run(
         requests = _requests(targets or [], all, config, options)
         if record:
             _require_recordable(requests)
-        if json not in (None, "-"):
-            _choices.output("--json", json)
-        if repro is not None:
-            _choices.output("--repro", repro)
+        _require_writable(requests, json, repro)
         outcomes = _audit(requests, jobs, timeout, child)
     finally:
         child.kill()
@@ -123,6 +120,16 @@ def _requests(targets: list[str], every: bool, config: Path | None, options: Opt
     if config is not None and every:
         raise MlxAuditError("--config does not go with --all", fix="name the target that it is for")
     return [Request.of(resolve_target(_choices.target(name), config), options, config) for name in names]
+
+
+def _require_writable(requests: list[Request], json: str | None, repro: Path | None) -> None:
+    if json in (None, "-") and repro is None:
+        return
+    read = [file for request in requests for file in _files.inputs(request.target(), request.config_path)]
+    if json not in (None, "-"):
+        _files.results("--json", json, read)
+    if repro is not None:
+        _files.require_no_input("--repro", _choices.output("--repro", repro), read)
 
 
 def _require_recordable(requests: list[Request]) -> None:

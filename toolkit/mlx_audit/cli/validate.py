@@ -39,6 +39,11 @@ def validate(manifests: Manifests = None, json: Json = False) -> int:
         return 3
     wrong = len({problem.file for problem in problems})
     _console.note(
-        f"{len(paths)} manifests: {len(paths) - wrong} valid, {wrong} wrong, {len(problems)} problems"
+        f"{_counted(len(paths), 'manifest')}: {len(paths) - wrong} valid, {wrong} wrong, "
+        f"{_counted(len(problems), 'problem')}"
     )
     return 2 if problems else 0
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

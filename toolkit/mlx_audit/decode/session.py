@@ -27,6 +27,7 @@ from mlx_audit.decode.step import DecodeStep, State, run
 from mlx_audit.decode.tokens import integers, token_array
 from mlx_audit.errors import CapacityExceeded, HostState, SessionBroken, SessionMisuse, ShapeMismatch
 from mlx_audit.evidence import require_capable
+from mlx_audit.models.positions import require_rows
 
 Sampler = Callable[[mx.array], mx.array]
 """From log-probabilities `[1, vocabulary]` to token ids `[1]`, as mlx-lm's samplers are."""
@@ -71,7 +72,8 @@ class CompiledDecodeSession:
         if evidence not in ("required", "ignore"):
             raise SessionMisuse("unknown evidence", found=evidence, allowed="'required' or 'ignore'")
         if evidence == "required":
-            require_capable(model, records=records)
+            identity = require_capable(model, records=records)
+            require_rows(model, identity.arguments, max_tokens)
         self._provider = adapter_for(model, evidence=evidence)
         caches = self._provider.new_fixed_capacity_cache(max_tokens, batch_size=batch_size)
         _require_capacity(caches, max_tokens)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_audit.errors import NotCompileCapable
+from mlx_audit.evidence.conditions import is_met
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.live_code import foreign_code, own_file
 from mlx_audit.evidence.records import RecordError, find_record, search_path, staleness
@@ -34,7 +35,7 @@ def identify(model: Any) -> Identity:
         NotCompileCapable: no manifest, or no variant of it, covers the model.
     """
     module = type(model).__module__
-    manifest = find_manifest(module) or _beside(model)
+    manifest = find_manifest(module) or manifest_beside(own_file(model))
     if manifest is None:
         raise NotCompileCapable(
             "no manifest declares this model",
@@ -64,9 +65,8 @@ def identify(model: Any) -> Identity:
     return Identity(manifest, variant, arguments)
 
 
-def _beside(model: Any) -> Manifest | None:
+def manifest_beside(file: Path | None) -> Manifest | None:
     """Return the manifest beside a model's own file that names it; other YAML files there are none of ours."""
-    file = own_file(model)
     if file is None:
         return None
     names = re.compile(rf"^module:\s*['\"]?\./{re.escape(file.name)}['\"]?\s*(#.*)?$", re.MULTILINE)
@@ -134,6 +134,14 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
             allowed="modules of mlx.nn and mlx-lm, as they are installed, or of the audited file",
             fix="audit the changed model as a file: mlx-audit run MODEL.py --config config.json",
         )
+    for condition in recorded.conditions():
+        if is_met(model, condition["needs"], condition["when"]):
+            raise NotCompileCapable(
+                "this configuration reaches code that the record does not speak of",
+                where=condition["what"],
+                found=f"a model for which {condition['when'] or 'the class is there'}",
+                fix=f"mlx-audit run {target} --config config.json, with the model's own",
+            )
     if kind not in declared or not recorded.proves_rope(kind, declared[0]):
         raise refused("this RoPE kind was not proved", kind)
     return identity

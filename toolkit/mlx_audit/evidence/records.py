@@ -59,6 +59,20 @@ class RecordedVariant(BaseModel):
         """
         return combine(self._verdict(result) for result in self.results)
 
+    def conditions(self) -> list[dict[str, Any]]:
+        """Return what reading the source found that no audited configuration reaches: `what`, `needs` and `when`.
+
+        The record does not speak of a model that reaches one of them.
+        """
+        found = {
+            str(item): item
+            for result in self.results
+            for check in result.checks
+            for item in check.figures.get("conditional", ())
+            if isinstance(item, dict) and item.keys() == {"what", "needs", "when"}
+        }
+        return list(found.values())
+
     def proves_rope(self, kind: str, main: str) -> bool:
         """Return whether a RoPE kind was audited; `main` is the one of the variant's main configuration."""
         return any(result.configuration == tiny_name(kind, main) for result in self.results)

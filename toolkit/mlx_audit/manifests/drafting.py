@@ -25,6 +25,7 @@ class Draft(BaseModel):
         layers, before: The rules of the topology, as a manifest has them.
         notes: Comments, by the key above which they stand: `sources`, `layers`, `rope`, `exactness`,
             `claims`, `configurations`.
+        hazardous: Whether reading found a line that stands in the way of this configuration; it is not written.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -44,6 +45,7 @@ class Draft(BaseModel):
     configurations: list[str] = []
     requires: dict[str, str]
     notes: dict[str, list[str]] = {}
+    hazardous: bool = False
 
 
 def manifest_text(draft: Draft) -> str:

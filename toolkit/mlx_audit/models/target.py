@@ -81,7 +81,7 @@ def resolve_target(text: str, config: Path | None = None, *, bare: bool = False)
             raise TargetError(
                 "no manifest declares this family, so it needs a configuration",
                 where=text,
-                fix=f"mlx-audit run {text} --config config.json",
+                fix="add --config config.json",
             )
         return Target(
             text, "family", text, None, module=f"mlx_lm.models.{text}", config=given, config_name=name
@@ -111,7 +111,7 @@ def _of_manifest(
                 where=f"{name}.json: model_type",
                 found=f"{config['model_type']!r}, which mlx-lm builds with {served}",
                 allowed=f"what {module} serves",
-                fix=f"mlx-audit run {served.rsplit('.', 1)[-1]} --config {name}.json",
+                fix=f"name that family, {served.rsplit('.', 1)[-1]}, and --config {name}.json",
             )
     return Target(
         text, kind, manifest.family, manifest, module=module, file=file, config=config, config_name=name
@@ -122,9 +122,7 @@ def _file(text: str, path: Path, config: Mapping[str, Any] | None, name: str | N
     if not path.is_file():
         raise TargetError("there is no such model file", where=text)
     if config is None and not bare:
-        raise TargetError(
-            "a model file needs a configuration", where=text, fix=f"mlx-audit run {text} --config config.json"
-        )
+        raise TargetError("a model file needs a configuration", where=text, fix="add --config config.json")
     return Target(text, "file", path.stem, None, file=path.resolve(), config=config, config_name=name)
 
 
@@ -140,7 +138,7 @@ def _checkpoint(text: str, folder: Path, given: Mapping[str, Any] | None) -> Tar
             where=f"{folder / 'config.json'}: model_file",
             found=config["model_file"],
             allowed="a family of mlx-lm",
-            fix=f"read that file, then: mlx-audit run {folder}/{config['model_file']} --config {folder}/config.json",
+            fix=f"read that file, then name it: {folder}/{config['model_file']} --config {folder}/config.json",
         )
     if given is not None:
         raise TargetError(

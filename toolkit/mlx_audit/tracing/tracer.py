@@ -283,7 +283,8 @@ def _named_failures() -> Iterator[None]:
             "the forward reads a value on the host, or cannot run on arrays of fixed capacity",
             where=source_line(error),
             found=f"{type(error).__name__}: {_without_signatures(str(error))}",
-            fix="keep the position an array: no int(), .item() or branch on it, and arange(L) + offset for a range",
+            fix="keep the position an array: no int(), .item() or branch on it, and "
+            "mx.arange(L) + mx.array(offset)[..., None] for a range",
         ) from error
 
 

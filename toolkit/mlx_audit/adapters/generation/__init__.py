@@ -27,9 +27,10 @@ from mlx_audit.adapters.generation.python_source import (
 )
 from mlx_audit.caches import FixedCapacityCache, cache_class
 from mlx_audit.errors import MlxAuditError, TargetError
+from mlx_audit.evidence.capability import manifest_beside
 from mlx_audit.evidence.digests import manifest_digest
 from mlx_audit.evidence.records import minor
-from mlx_audit.manifests import Manifest
+from mlx_audit.manifests import Manifest, ManifestError
 from mlx_audit.manifests.kinds import Rule
 from mlx_audit.manifests.syntax import Expression
 from mlx_audit.models.target import Target
@@ -89,13 +90,27 @@ def generated_text(target: Target) -> str:
 
 
 def undeclared(text: str) -> TargetError:
-    """Return the error for a target that no manifest declares."""
+    """Return the error for a target that no manifest declares, or for a model file in place of its manifest."""
+    if (beside := _manifest_beside(Path(text))) is not None:
+        return TargetError(
+            "a module is made from a manifest, not from the model's file",
+            where=text,
+            fix=f"name {shlex.quote(str(beside))}",
+        )
     return TargetError(
         "no manifest declares this target, so there is nothing to make an adapter from",
         where=text,
         allowed="a family with a manifest, or a manifest",
         fix=f"mlx-audit draft {shlex.quote(text)} --config config.json -o FAMILY.yaml, then name FAMILY.yaml",
     )
+
+
+def _manifest_beside(file: Path) -> Path | None:
+    try:
+        found = manifest_beside(file) if file.is_file() else None
+    except ManifestError as error:
+        return Path(error.problems[0].file)
+    return None if found is None else found.path
 
 
 def is_current(target: Target, file: Path) -> tuple[bool, str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import libcst as cst
 
 from mlx_audit.adapters.patching import code
 from mlx_audit.adapters.patching.base import Codemod
+from mlx_audit.adapters.patching.statements import exchanged
 
 _HELPER = "rope_with_base"
 _SOURCE = f"""\
@@ -31,21 +35,30 @@ def {_HELPER}(x, dims, *, traditional, base, scale, offset):
         ]
     )
 """
+_BASE = re.compile(
+    r"(?P<base>[\w.]+) \* \((?P<scale>[\w.]+) \* (?P<length>\w+) / (?P<limit>[\w.]+) - \((?P=scale) - 1\)\)"
+    r" \*\* \((?P<dims>[\w.]+) / \((?P=dims) - 2\)\)"
+)
 _LONGEST_LINE = 88 - 8  # as black has it, in the body of a method
 
 
 class DynamicRope(Codemod):
     """Computes the base of the rotation on arrays, and hands it to MLX as frequencies.
 
-        seq_len = max(x.shape[-2] + offset, self.max_position_embeddings)            before
+        seq_len = max(x.shape[-2] + offset, self.limit)                              before
+        base = self.base * ((self.factor * seq_len / self.limit) - (self.factor - 1)) ** …
         return mx.fast.rope(x, self.dims, …, base=base, offset=offset)
 
-        seq_len = mx.maximum(x.shape[-2] + offset, self.max_position_embeddings)     after
+        seq_len = mx.maximum(mx.array(x.shape[-2] + offset, mx.float32), self.limit)  after
+        base = …
         return rope_with_base(x, self.dims, …, base=base, offset=offset)
 
     The same formula, in float32 instead of the host's floats. An int offset goes the same way as an array: the compiled
     step is exactly the patched eager one, and both agree with the unpatched one up to rounding (`reordered`). Two ways
     would differ by it, which far positions multiply. Rows with positions of their own have bases of their own.
+
+    Only of this formula is it known what float32 makes of it: integers of the host have no limit where those of arrays
+    wrap around, squares of positions are not exact, and a test of what was rounded may fall on the other side.
     """
 
     name = "dynamic_rope"
@@ -58,7 +71,7 @@ class DynamicRope(Codemod):
         places = []
         for place, owner in enumerate(tree.body):
             for method in owner.body.body if isinstance(owner, cst.ClassDef) else ():
-                if isinstance(method, cst.FunctionDef) and (mended := _mended(method)):
+                if isinstance(method, cst.FunctionDef) and (mended := _Rotation(method).changes()):
                     changes |= mended
                     places.append(place)
         body = list(code.replaced(tree, changes).body)
@@ -70,25 +83,110 @@ def _helper() -> cst.BaseStatement:
     return cst.parse_statement(_SOURCE).with_changes(leading_lines=[blank, blank])
 
 
-def _mended(method: cst.FunctionDef) -> dict[cst.CSTNode, code.Change]:
-    """Return what to change in a rotation whose base depends on the offset; nothing if a part is not understood."""
-    rope = _rotation(method)
-    if rope is None:
-        return {}
-    changes: dict[cst.CSTNode, code.Change] = {rope.func: cst.Name(_HELPER)}
-    dependent = {"offset"}
-    for line in method.body.body[:-1]:
-        if dependent & code.names(line):
-            name, change = _on_arrays(line)
-            if not name:
-                return {}
-            dependent.add(name)
-            if change:
+class _Rotation:
+    """A method that rotates with a base that depends on the offset."""
+
+    def __init__(self, method: cst.FunctionDef) -> None:
+        self.method = method
+        self.length = ""
+        """The name of the position after the tokens."""
+        self.values: dict[str, cst.BaseExpression] = {}
+        """What follows from it, by the names that are set to it."""
+
+    def changes(self) -> dict[cst.CSTNode, code.Change]:
+        """Return what to change; nothing if a part is not understood."""
+        rope = _call(self.method)
+        if rope is None:
+            return {}
+        changes: dict[cst.CSTNode, code.Change] = {rope.func: cst.Name(_HELPER)}
+        for line in self.method.body.body[:-1]:
+            if self._dependent & code.names(line):
+                change = self._on_arrays(line)
+                if change is None:
+                    return {}
                 changes[line] = change
-    return changes if "base" in dependent else {}
+        others = [arg for arg in rope.args if not (arg.keyword and arg.keyword.value in ("base", "offset"))]
+        depend = any(self._dependent & code.names(arg.value) for arg in others)
+        return changes if self._is_base("base") and not depend else {}
+
+    @property
+    def _dependent(self) -> set[str]:
+        return {"offset", self.length, *self.values}
+
+    def _on_arrays(self, line: cst.CSTNode) -> code.Change | None:
+        """Return a statement on arrays, itself where it already is; None if it is not understood."""
+        name, value = _assigned(line)
+        if isinstance(line, cst.If):
+            return self._chosen(line)
+        if value is None or not self._is_new(name, 1) or not isinstance(line, cst.SimpleStatementLine):
+            return None
+        if "offset" not in code.names(value):
+            self.values[name] = value
+            return line if _is_arithmetic(value) else None
+        position = _position(value)
+        if self.length or not position:
+            return None
+        self.length = name
+        source = f"{name} = {position}\n"
+        if len(source) > _LONGEST_LINE:
+            source = source.replace("(", "(\n    ", 1).removesuffix(")\n") + "\n)\n"
+        statement = cst.parse_statement(source)
+        assert isinstance(statement, cst.SimpleStatementLine)
+        return line.with_changes(body=statement.body)
+
+    def _chosen(self, line: cst.If) -> code.Change | None:
+        """Return `base = …` and its choice by `mx.where`: of the formula beyond its limit, else of the base itself."""
+        beyond, within, test = (
+            line.body,
+            line.orelse.body if isinstance(line.orelse, cst.Else) else None,
+            line.test,
+        )
+        if not isinstance(beyond, cst.IndentedBlock) or not isinstance(within, cst.IndentedBlock):
+            return None
+        if len(beyond.body) != 1 or len(within.body) != 1:
+            return None
+        first = beyond.body[0]
+        (name, value), (other, plain) = _assigned(first), _assigned(within.body[0])
+        if value is None or plain is None or name != other or not self._is_new(name, 2):
+            return None
+        found = self._formula(value)
+        if (
+            found is None
+            or code.text(test)
+            not in (f"{self.length} > {found['limit']}", f"{self.length} >= {found['limit']}")
+            or code.text(plain) != found["base"]
+        ):
+            return None
+        self.values[name] = value
+        choice = cst.parse_statement(_where(name, code.text(test), code.text(plain)))
+        return cst.FlattenSentinel([first.with_changes(leading_lines=line.leading_lines), choice])
+
+    def _is_new(self, name: str, times: int) -> bool:
+        """Whether a name is set this often, all in all, and nothing reads what it held before."""
+        stored = [stored for stored, _ in code.stores(self.method)]
+        parameters = [*self.method.params.params, *self.method.params.kwonly_params]
+        return stored.count(name) == times and name not in [each.name.value for each in parameters]
+
+    def _is_base(self, name: str) -> bool:
+        return name in self.values and self._formula(self.values[name]) is not None
+
+    def _formula(self, value: cst.BaseExpression) -> re.Match[str] | None:
+        found = _BASE.fullmatch(code.text(self._inlined(value)))
+        return found if found and found["length"] == self.length else None
+
+    def _inlined(self, value: cst.BaseExpression) -> cst.BaseExpression:
+        """Return an expression with the names exchanged for what they stand for."""
+        changes: dict[cst.CSTNode, cst.CSTNode] = {
+            name: self._inlined(self.values[name.value]).with_changes(
+                lpar=[cst.LeftParen()], rpar=[cst.RightParen()]
+            )
+            for name in code.walk(value)
+            if isinstance(name, cst.Name) and name.value in self.values
+        }
+        return exchanged(value, changes)
 
 
-def _rotation(method: cst.FunctionDef) -> cst.Call | None:
+def _call(method: cst.FunctionDef) -> cst.Call | None:
     """Return the call of `mx.fast.rope` that ends a method and takes the base and the offset by their names."""
     match method.body.body[-1]:
         case cst.SimpleStatementLine([cst.Return(cst.Call() as call)]) if (
@@ -100,54 +198,39 @@ def _rotation(method: cst.FunctionDef) -> cst.Call | None:
     return None
 
 
-def _on_arrays(line: cst.CSTNode) -> tuple[str, code.Change | None]:
-    """Return the name that a statement sets, and the statement on arrays; no name if it is not understood."""
+def _assigned(line: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
     match line:
-        case cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value) as assign]):
-            array = _array(value)
-            if array is None:
-                return "", None
-            return name, line.with_changes(body=[assign.with_changes(value=array)])
-        case cst.If(
-            cst.Comparison() as test,
-            cst.IndentedBlock(
-                [cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], scaled)])]
-            ),
-            orelse=cst.Else(
-                cst.IndentedBlock(
-                    [cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(other))], plain)])]
-                )
-            ),
-        ) if name == other and "offset" not in code.names(line) and _is_arithmetic(test, scaled, plain):
-            both = line.body.body[0].with_changes(leading_lines=line.leading_lines)
-            choice = cst.parse_statement(_where(name, code.text(test), code.text(plain)))
-            return name, cst.FlattenSentinel([both, choice])
+        case cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value)]):
+            return name, value
     return "", None
 
 
-def _array(value: cst.BaseExpression) -> cst.BaseExpression | None:
-    """Return a value that depends on the offset, or on an array that does, as an array; None if it is not understood.
+def _position(value: cst.BaseExpression) -> str:
+    """Return a sum with the offset, or the larger of one and a limit, as an array; nothing for anything else."""
+    match value:
+        case cst.Call(
+            func=cst.Name("max"), args=[cst.Arg(sum_, keyword=None, star=""), cst.Arg(limit) as last]
+        ):
+            plain = re.fullmatch(r"[\w.]+", code.text(limit)) and not last.keyword and not last.star
+            inner = _position(sum_) if plain and isinstance(sum_, cst.BinaryOperation) else ""
+            return (
+                f"mx.maximum({inner}, {code.text(limit)})"
+                if inner and "offset" not in code.names(limit)
+                else ""
+            )
+    return f"mx.array({code.text(value)}, mx.float32)" if _is_sum(value) else ""
 
-    What follows from a sum with the offset is arithmetic of arrays; only the sum itself can still be an int.
-    """
-    if isinstance(value, cst.Call) and code.text(value.func) == "max" and _is_arithmetic(*value.args):
-        return value.with_changes(func=cst.parse_expression("mx.maximum"))
-    if not _is_arithmetic(value):
-        return None
-    if "offset" not in code.names(value):
-        return value
-    return cst.parse_expression(f"mx.array({code.text(value)})") if _is_sum(value) else None
 
-
-def _is_arithmetic(*values: cst.CSTNode) -> bool:
-    unclear = (cst.Call, cst.IfExp, cst.BooleanOperation)
-    return not any(isinstance(node, unclear) for value in values for node in code.walk(value))
+def _is_arithmetic(value: cst.BaseExpression) -> bool:
+    unclear = (cst.Call, cst.IfExp, cst.BooleanOperation, cst.NamedExpr, cst.Lambda)
+    return not any(isinstance(node, unclear) for node in code.walk(value))
 
 
 def _is_sum(value: cst.BaseExpression) -> bool:
+    """Whether a value is the offset plus lengths and numbers."""
     if isinstance(value, cst.BinaryOperation):
         return isinstance(value.operator, cst.Add) and _is_sum(value.left) and _is_sum(value.right)
-    return True
+    return re.fullmatch(r"offset|\d+|[\w.]+(\.shape\[-?\d+\])?", code.text(value)) is not None
 
 
 def _where(name: str, test: str, plain: str) -> str:

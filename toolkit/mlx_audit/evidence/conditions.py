@@ -1,14 +1,11 @@
-"""Does a built model meet the condition of a hazard? Its modules are asked; what is not known counts as met."""
+"""Does a model meet the condition of a hazard? Its modules are asked; what is not known counts as met."""
 
 from __future__ import annotations
 
 import ast
 import operator
+from collections.abc import Sequence
 from typing import Any
-
-import mlx.nn as nn
-
-from mlx_audit.source import Consumer
 
 _COMPARE: dict[type[ast.cmpop], Any] = {
     ast.Eq: operator.eq,
@@ -29,24 +26,29 @@ class _Unknown(Exception):
     """The value is not to be had from the module alone."""
 
 
-def is_met(hazard: Consumer, model: nn.Module) -> bool:
+def is_met(model: Any, needs: Sequence[str], when: str) -> bool:
     """Return whether a model reaches a conditional hazard.
 
     It does where it has an instance of a class that the hazard needs, unless each instance's own attributes refute the
     condition. A hazard that needs no class is left to the trace: False.
+
+    Args:
+        model: An mlx.nn.Module.
+        needs: Names of classes, of which one will do.
+        when: A Python expression over `self`, an instance of one of them; empty for none. It is read, not evaluated.
     """
-    names = {need.rpartition(".")[2] for need in hazard.needs}
+    names = {need.rpartition(".")[2] for need in needs}
     found = [m for m in model.modules() if names & {base.__name__ for base in type(m).__mro__}]
-    if not hazard.when:
+    if not when:
         return bool(found)
     try:
-        condition = ast.parse(hazard.when, mode="eval").body
+        condition = ast.parse(when, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return bool(found)
     return any(_truth(condition, module) is not False for module in found)
 
 
-def _truth(node: ast.expr, module: nn.Module) -> bool | None:
+def _truth(node: ast.expr, module: Any) -> bool | None:
     """Return the truth of an expression for one module; None where it is not known."""
     if isinstance(node, ast.BoolOp):
         values = [_truth(value, module) for value in node.values]
@@ -63,7 +65,7 @@ def _truth(node: ast.expr, module: nn.Module) -> bool | None:
         return None
 
 
-def _value(node: ast.expr, module: nn.Module) -> Any:
+def _value(node: ast.expr, module: Any) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.List | ast.Tuple):
