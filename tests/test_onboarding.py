@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mlx_audit.adapters.patching import codemods
+
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r"```(bash|text|python)\n(.*?)```", re.DOTALL)
 EXIT = re.compile(r"# exit (\d)$")
@@ -36,6 +38,12 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
+def test_every_codemod_is_in_the_table() -> None:
+    page = (DOCS / "onboarding.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `(\w+)` \|.+\|.+\|$", page, re.MULTILINE)
+    assert sorted(named) == [mod.name for mod in codemods()]
+
+
 @pytest.mark.xdist_group("onboarding")
 def test_each_step_does_what_the_page_says(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DOCS / "onboarding", tmp_path / "onboarding"))
@@ -59,3 +67,4 @@ def test_each_step_does_what_the_page_says(tmp_path: Path) -> None:
     assert shown > 10
     assert programs == 1
     assert (folder / "records" / "marten").is_dir()
+    assert (folder / "configurations" / "marten.json").read_bytes() == (folder / "config.json").read_bytes()

@@ -106,6 +106,28 @@ def test_without_a_manifest_there_is_nothing_to_generate(target: str) -> None:
     assert result.stdout == ""
 
 
+def test_the_manifest_beside_a_model_file_is_named(tmp_path: Path) -> None:
+    model, manifest = tmp_path / "vole.py", tmp_path / "any.yaml"
+    model.write_text("")
+    manifest.write_text("family: [\nmodule: ./vole.py\n")
+    result = adapt(model)
+    assert result.exit_code == 2
+    assert f"fix: name {manifest}" in result.stderr
+    manifest.write_text("module: ./other.py\n")
+    assert "fix: mlx-audit draft" in adapt(model).stderr
+
+
+def test_the_manifest_is_not_written_over(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    text = (resources.model_audits() / "qwen2.yaml").read_text().replace("family: qwen2", "family: mine")
+    own.write_text(text[: text.index("configurations:")])
+    before = own.read_text()
+    result = adapt(own, "-o", own, "--force")
+    assert result.exit_code == 2
+    assert "write over what is audited" in result.stderr
+    assert own.read_text() == before
+
+
 def test_what_names_nothing_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("family: [\n")

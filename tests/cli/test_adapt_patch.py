@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from command import mlx_audit
+from mlx_audit.cli import _files, application
+from mlx_audit.errors import MlxAuditError
 from mlx_audit.manifests.modules import models_folder
+from mlx_audit.models.target import resolve_target
 from model_files import FORWARD, write_config, write_model
 from patched_families import CONFIGURATIONS, write_configuration
 from unseen import KINDS, POSITIONS, write_unseen
 
 DEAD_END = (
     FORWARD,
-    f"        inputs = inputs[:, : 1 + int(cache[0].offset)] if cache else inputs\n{FORWARD}",
+    "        inputs = inputs[:, : 1 + int(cache[0].offset)] if cache else inputs\n"
+    f"        inputs = inputs if cache[0].offset > 3 else inputs + 0\n{FORWARD}",
 )
 
 
@@ -67,15 +73,78 @@ def test_a_family_becomes_capable(tmp_path: Path, family: str) -> None:
     assert installed() == before
 
 
-def test_what_no_codemod_mends_is_named_and_nothing_is_offered(tmp_path: Path) -> None:
-    model = write_model(tmp_path, "dead_end", DEAD_END)
-    patch = tmp_path / "out.patch"
+def test_all_that_no_codemod_mends_is_named_once_and_nothing_is_offered(tmp_path: Path) -> None:
+    model, patch = write_model(tmp_path, "dead_end", DEAD_END), tmp_path / "out.patch"
     done = mlx_audit("adapt", model, "--as", "patch", "--config", write_config(tmp_path), "-o", patch)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "no codemod mends dead_end.py:" in done.stderr
-    assert "int(cache[0].offset)" in done.stderr
-    assert "not offered" in done.stderr
+    before, _, after = done.stderr.partition("patched by ")
+    named = [line for line in after.splitlines() if line.startswith("no codemod mends dead_end.py:")]
+    assert len(named) == len(set(named)) >= 2
+    assert any("int(cache[0].offset)" in line for line in named)
+    assert any("cache[0].offset > 3" in line for line in named)
+    assert all(" SRC001 " in line for line in named)
+    assert "not offered" in after
+    assert after.splitlines()[-1] == "mend them in the model's source; how: mlx-audit explain SRC001"
     assert not patch.exists()
+    first, result = before.splitlines()
+    assert first == "as it is:"
+    assert result.startswith("✕ not-capable dead_end")
+    assert "SRC001 at dead_end.py:" in result
+
+
+def test_a_file_that_is_no_patch_is_kept(tmp_path: Path) -> None:
+    model, config = write_unseen(tmp_path)
+    note, results = tmp_path / "notes.md", tmp_path / "notes.txt"
+    note.write_text("# mine\n")
+    results.write_text("mine\n")
+    source, real = model.read_text(), config.read_text()
+    link = tmp_path / "link.patch"
+    link.symlink_to(model)
+    patch = ("adapt", model, "--as", "patch", "--config", config)
+    run = ("run", model, "--config", config)
+    for arguments, says in (
+        ((*patch, "-o", note), "was not made by mlx-audit; allowed"),
+        ((*patch, "--json", results, "-o", tmp_path / "new.patch"), "was not made by mlx-audit"),
+        ((*run, "--json", results), "was not made by mlx-audit"),
+        ((*patch, "-o", model, "--force"), "write over what is audited"),
+        ((*patch, "-o", link, "--force"), "write over what is audited"),
+        ((*patch, "-o", config, "--force"), "write over what is audited"),
+        ((*patch, "--json", config), "write over what is audited"),
+        ((*run, "--json", config), "write over what is audited"),
+        ((*run, "--repro", model), "write over what is audited"),
+    ):
+        done = CliRunner().invoke(application(), list(map(str, arguments)))
+        assert (done.exit_code, done.stdout) == (2, ""), done.stderr
+        assert says in done.stderr
+        assert "as it is" not in done.stderr, "before any work"
+    assert (note.read_text(), results.read_text()) == ("# mine\n", "mine\n")
+    assert (model.read_text(), config.read_text()) == (source, real)
+    assert not (tmp_path / "new.patch").exists()
+
+
+def test_what_is_no_file_or_ours_may_be_written(tmp_path: Path) -> None:
+    pipe, ours, empty, hand = (tmp_path / name for name in ("pipe", "old.patch", "empty", "hand.md"))
+    os.mkfifo(pipe)
+    ours.write_text("--- a/unseen.py\n+++ b/unseen.py\n")
+    empty.touch()
+    hand.write_text("# mine\n")
+    for place in (pipe, ours, empty, Path("/dev/null"), Path("/dev/stdout"), tmp_path / "new"):
+        assert _files.patch("-o", place, [hand], force=False) == place
+    assert _files.patch("-o", hand, [ours], force=True) == hand
+    for place in (pipe, empty, Path("/dev/null"), tmp_path / "new"):
+        assert _files.results("--json", str(place), [hand]) == place
+    with pytest.raises(MlxAuditError, match="write over what is audited"):
+        _files.results("--json", str(hand), [hand])
+
+
+def test_the_files_of_a_checkpoint_and_of_a_manifest_are_inputs(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text('{"model_type": "qwen2"}')
+    read = _files.inputs(resolve_target(str(folder)))
+    assert {folder / "config.json", folder / "tokenizer.json"} <= set(read)
+    assert {"qwen2.yaml", "Qwen--Qwen2.5-0.5B-Instruct.json"} <= {path.name for path in read}
 
 
 def test_check_compares_without_an_audit(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from command import mlx_audit, results_of
 from mlx_audit import resources
+from mlx_audit.cli import application
 from mlx_audit.manifests import load_manifest
 from model_files import FORWARD, write_config, write_model
 from tiny_models import config_of
@@ -46,8 +48,13 @@ def test_a_family_is_drafted_and_the_same_bytes_come_again(tmp_path: Path) -> No
     text = file.read_text(encoding="utf-8")
     assert "# SRC001 mlx_lm/models/rope_utils.py:" in text
     assert any("Model.make_cache" in source for source in manifest.sources)
-    again = mlx_audit("draft", "gpt_oss", "--config", GPT_OSS)
-    assert again.stdout == text
+    assert manifest.configurations == [GPT_OSS.stem]
+    kept = tmp_path / "configurations" / GPT_OSS.name
+    assert kept.read_bytes() == GPT_OSS.read_bytes()
+    assert f"wrote {file} and configurations/{GPT_OSS.name}; next: mlx-audit run {file}" in done.stderr
+    again = mlx_audit("draft", "gpt_oss", "--config", kept, "-o", file, "--force")
+    assert f"wrote {file}; next:" in again.stderr
+    assert file.read_text(encoding="utf-8") == text
 
 
 def test_what_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
@@ -69,6 +76,9 @@ def test_a_draft_needs_a_configuration(tmp_path: Path) -> None:
     done = mlx_audit("draft", "qwen2")
     assert done.returncode == 2
     assert "fix: mlx-audit draft qwen2 --config config.json" in done.stderr
+    for arguments in (("draft", "phixtral"), ("run", "phixtral"), ("adapt", "phixtral", "--as", "patch")):
+        refused = CliRunner().invoke(application(), arguments)
+        assert refused.stderr.endswith("fix: add --config config.json\n")
     done = mlx_audit("draft", resources.model_audits() / "qwen2.yaml")
     assert (done.returncode, done.stdout) == (2, "")
 
@@ -85,6 +95,27 @@ def test_a_model_file_is_drafted_with_its_hazard(tmp_path: Path) -> None:
         "\n"
     )
     assert f"# SRC001 my_llama.py:{line}:" in file.read_text(encoding="utf-8")
+    assert manifest.configurations == ["my_llama"]
+    assert manifest.configuration_path("my_llama").read_bytes() == config.read_bytes()
+    assert done.stderr.endswith(f"next: mlx-audit adapt {file} --as patch\n")
+
+
+def test_no_configuration_and_no_source_is_written_over(tmp_path: Path) -> None:
+    model, config = write_model(tmp_path, "my_llama"), write_config(tmp_path)
+    kept = tmp_path / "configurations" / "my_llama.json"
+    kept.parent.mkdir()
+    kept.write_text("{}", encoding="utf-8")
+    draft = ("draft", model, "--config", config)
+    done = mlx_audit(*draft, "-o", tmp_path / "my_llama.yaml")
+    assert done.returncode == 2
+    assert (
+        f"{kept}: another configuration of this name is there already; fix: remove it, or copy" in done.stderr
+    )
+    source = model.read_text(encoding="utf-8")
+    done = mlx_audit(*draft, "-o", model, "--force")
+    assert done.returncode == 2
+    assert "write over what is audited" in done.stderr
+    assert (kept.read_text(encoding="utf-8"), model.read_text(encoding="utf-8")) == ("{}", source)
 
 
 @pytest.mark.parametrize(

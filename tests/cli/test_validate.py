@@ -19,6 +19,12 @@ def validate(*arguments: str | Path) -> Result:
     return CliRunner().invoke(application(), ["validate", *map(str, arguments)])
 
 
+def test_one_is_told_as_one() -> None:
+    assert (
+        "1 manifest: 1 valid, 0 wrong, 0 problems" in validate(resources.model_audits() / "llama.yaml").stderr
+    )
+
+
 def test_shipped_manifests_are_valid() -> None:
     result = validate()
     assert result.exit_code == 0

@@ -13,6 +13,7 @@ from mlx_audit.audit.planted import PLANT, planted_name
 from mlx_audit.audit.request import Request
 from mlx_audit.audit.runner import Outcome
 from mlx_audit.errors import MlxAuditError
+from mlx_audit.evidence.own_imports import foreign_imports
 from mlx_audit.evidence.records import make_record, write_record
 from mlx_audit.evidence.results import Result
 from mlx_audit.manifests import load_manifest
@@ -47,6 +48,25 @@ def require_recordable(request: Request) -> None:
                 fix="mlx-audit run FAMILY --record, without --tier, --only, --config and --dtype; "
                 "a file needs a manifest: mlx-audit draft",
             )
+    _require_covered(request)
+
+
+def _require_covered(request: Request) -> None:
+    """Refuse a model file that runs code of which a record would hold no digest."""
+    if request.manifest is None:
+        return
+    manifest = load_manifest(request.manifest)
+    if not manifest.module.startswith("./"):
+        return
+    file = manifest.path.parent / manifest.module
+    if foreign := foreign_imports(file):
+        raise NotRecorded(
+            "no record can be made: no digest covers what the model file imports",
+            where=file,
+            found="; ".join(foreign),
+            allowed="imports of mlx, mlx-lm, NumPy and the standard library",
+            fix="move that code into the model's file",
+        )
 
 
 def _require_nothing_planted() -> None:

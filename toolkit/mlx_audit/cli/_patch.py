@@ -126,15 +126,11 @@ def _show(outcome: Outcome) -> None:
 
 
 def _show_briefly(outcome: Outcome) -> None:
-    """One line a result, with the place of its first failure; what failed is told once, below."""
-    from mlx_audit.cli._render import SYMBOLS
+    """One line a result: what failed is told in full once, below."""
+    from mlx_audit.cli import _render
 
     for result in outcome.results:
-        failed = [check for check in result.checks if check.status == "fail"]
-        why = "".join(f": {check.code} at {check.where or check.reason}" for check in failed[:1])
-        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        names = f"{result.family} {result.variant} {result.configuration}"
-        _console.note(f"{SYMBOLS[result.verdict][0]} {result.verdict} {names}{why}{more}")
+        _console.note(_render.brief_line(result))
 
 
 def _show_against_unpatched(outcome: Outcome) -> None:

@@ -84,6 +84,15 @@ def _cells(result: Result) -> list[str]:
     ]
 
 
+def brief_line(result: Result) -> str:
+    """A result of a partial audit as one line, with the place of each failure."""
+    failed = [
+        f"{check.code} at {check.where or check.reason}" for check in result.checks if check.status == "fail"
+    ]
+    cells = [SYMBOLS[result.verdict][0], *_cells(result)[:3]]
+    return f"{' '.join(cells)}: {'; '.join(failed) or _why(result, partial=True)}"
+
+
 def _why(result: Result, partial: bool) -> str:
     """What decided, in a clause; a failed check's own reason stands in the lines below."""
     failed = next((check for check in result.checks if check.status == "fail"), None)

@@ -71,11 +71,19 @@ def manifest_beside(file: Path | None) -> Manifest | None:
         return None
     names = re.compile(rf"^module:\s*['\"]?\./{re.escape(file.name)}['\"]?\s*(#.*)?$", re.MULTILINE)
     for path in sorted(file.parent.glob("*.yaml")):
-        if path.stat().st_size <= _MOST_BYTES and names.search(
-            path.read_text(encoding="utf-8", errors="replace")
-        ):
+        if names.search(_text(path)):
             return load_manifest(path)
     return None
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; nothing where it is none, as a folder or a pipe, is too large, or can't be read."""
+    try:
+        if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+            return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        pass
+    return ""
 
 
 def require_capable(model: Any, *, records: Path | None = None) -> Identity:
@@ -92,12 +100,15 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
     declared = manifest.rope_kinds or ["default"]
     own = manifest.module.startswith("./")
     target = str(manifest.path) if own else manifest.family
-    fix = f"mlx-audit run {target} --record"
+    fix = run = f"mlx-audit run {target} --record"
     if manifest.variants[variant].claims.compiled_decode in ("undecided", "not-capable"):
         claim = manifest.variants[variant].claims.compiled_decode
-        fix = f"decode eagerly: {manifest.path.name} claims {claim} for variant {variant}, until {fix} shows more"
+        fix = f"decode eagerly: {manifest.path.name} claims {claim} for variant {variant}, until {run} shows more"
     elif kind not in declared:
-        fix = f"decode eagerly: {manifest.path.name} claims nothing for RoPE kind {kind}, until {fix} shows more"
+        fix = f"decode eagerly: {manifest.path.name} claims nothing for RoPE kind {kind}, until {run} shows more"
+    elif own:  # its record is written beside its manifest, where no session looks of its own accord
+        place = manifest.path.parent / "records"
+        fix = f"{run}, then pass records=Path({str(place)!r}) or set MLX_AUDIT_RECORDS={place}"
 
     def refused(what: str, found: object = None) -> NotCompileCapable:
         where = f"{manifest.family}, variant {variant}, backend {here}"

@@ -44,8 +44,7 @@ class CompiledFile:
 
 def compiled_file(path: str) -> CompiledFile:
     """Return what a file compiles to as it is now; compiled anew where it has changed."""
-    stat = _stat(path)
-    return _compiled(path, *stat)
+    return _compiled(path, *stamp(path))
 
 
 @lru_cache(maxsize=1024)
@@ -53,28 +52,56 @@ def _compiled(path: str, _modified: int, _size: int, _inode: int) -> CompiledFil
     return CompiledFile(path)
 
 
-def literals(path: Path) -> Mapping[str, Any]:
-    """Return the plain values that a file's top level assigns, each once, such as `WINDOW = 8`; by name."""
-    return _literals(str(path), *_stat(str(path)))
+def literals(path: Path) -> Mapping[str, str]:
+    """Return the plain values that a file gives to names and to arguments, as text, by qualified name.
+
+    `WINDOW = 8` is there as `WINDOW`, in a class as `Model.WINDOW`; defaults of a function `f` as `f()`. Names that are
+    assigned more than once, and values that may change in place, are left out.
+    """
+    return _literals(str(path), *stamp(str(path)))
 
 
 @lru_cache(maxsize=64)
-def _literals(path: str, *_stat: int) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
-    tree = _parse(path)
-    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if stored.count(name) == 1:
-                try:
-                    found[name] = ast.literal_eval(node.value)
-                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                    continue
-    return found
+def _literals(path: str, *_stamp: int) -> Mapping[str, str]:
+    tree = parsed(path)
+    # What a function assigns as `global` is a state, no constant.
+    changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    return {name: text for name, text in _given(tree.body) if name not in changed}
 
 
-def _stat(path: str) -> tuple[int, int, int]:
+def _given(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, str]]:
+    stored = [
+        node.id
+        for statement in body
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _given(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            values = [_plain(value) for value in (*node.args.defaults, *filter(None, node.args.kw_defaults))]
+            if values and None not in values:
+                yield f"{prefix}{node.name}()", " ".join(map(str, values))
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            value = _plain(node.value)
+            if isinstance(target, ast.Name) and stored.count(target.id) == 1 and value is not None:
+                yield f"{prefix}{target.id}", value
+
+
+def _plain(node: ast.expr) -> str | None:
+    try:
+        value = ast.literal_eval(node)
+        hash(value)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return repr(value)
+
+
+def stamp(path: str) -> tuple[int, int, int]:
+    """Return what changes when a file is written or replaced."""
     try:
         found = os.stat(path)
     except OSError:
@@ -82,7 +109,8 @@ def _stat(path: str) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _parse(path: str) -> ast.Module:
+def parsed(path: str) -> ast.Module:
+    """Return the syntax tree of a file; an empty one where it is no Python."""
     try:
         return ast.parse(Path(path).read_bytes(), filename=path)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-import sysconfig
-from collections.abc import Iterator
-from functools import cached_property, lru_cache, partial
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import mlx.nn as nn
 
+from mlx_audit.evidence.callables import PACKAGES, code_of, home_of, is_written, name_of, package_of, parts
 from mlx_audit.evidence.compiled_files import CompiledFile, compiled_file, literals
 from mlx_audit.evidence.own_imports import foreign_imports
 
-_PACKAGES = ("mlx", "mlx_lm")
-_TRUSTED = ("numpy", "mlx_audit")
-"""Packages that a model may call, whose files are not compared."""
 _PROVIDES = "new_fixed_capacity_cache"
 """A model that has this method makes its caches itself."""
-_MADE = frozenset("__init__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__".split())
-"""Methods that dataclasses write themselves."""
+
+_ANNOTATIONS = frozenset({"__annotate__", "__annotate_func__"})
+"""Functions that Python itself adds."""
 
 
 def own_file(model: Any) -> Path | None:
     """Return the file of a model that is none of mlx-lm's, as Python imported it."""
     file = getattr(sys.modules.get(type(model).__module__), "__file__", None)
-    return None if file is None or _package(file) == "mlx" else Path(file).resolve()
+    return None if file is None or package_of(file) == "compared" else Path(file).resolve()
 
 
 def foreign_code(model: Any, own: Path | None = None) -> list[str]:
@@ -52,7 +47,7 @@ def foreign_code(model: Any, own: Path | None = None) -> list[str]:
             found[f"{where} is a {cls.__module__}.{cls.__qualname__}"] = None
         for name, value in vars(module).items():
             if callable(value) and not look.knows(value):
-                found[f"{where}.{name} is {_text(value)}"] = None
+                found[f"{where}.{name} is {name_of(value)}"] = None
         if module.training and "Dropout" in cls.__name__ and getattr(module, "_p_1", 1.0) != 1.0:
             found[f"{where} drops values at random; call model.eval()"] = None
     if own is not None:
@@ -60,14 +55,28 @@ def foreign_code(model: Any, own: Path | None = None) -> list[str]:
     return [*found, *look.foreign()]
 
 
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules with their paths, as `named_modules` does, in a fraction of its time."""
+    waiting: list[tuple[str, Any]] = [("", model)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, nn.Module):
+            yield path, value
+        before = f"{path}." if path else ""
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, dict | list | tuple):
+                waiting.append((f"{before}{key}", item))
+
+
 class _Clean:
     """Where one look found nothing foreign: as long as all of it is the same, there is nothing new to find."""
 
     def __init__(self, look: _Look) -> None:
         self._names = [(space, [id(value) for value in space.values()]) for space in look.spaces]
+        # Held, so that no other object gets the place in memory, and so the id, of one of these.
         self._held = [value for space in look.spaces for value in space.values() if callable(value)]
         self._codes = [(function, function.__code__) for function in look.functions]
-        self._files = look.compared
+        self._files = {name: file for name, file in look.files.items() if isinstance(file, CompiledFile)}
 
     def holds(self) -> bool:
         """Return whether the same names have the same values, the functions the same code, the files the same text."""
@@ -83,43 +92,23 @@ _MOST_CLEAN = 64
 """Sets of classes that are remembered; a process serves few models."""
 
 
-def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules with their paths, as `named_modules` does, in a fraction of its time."""
-    waiting: list[tuple[str, Any]] = [("", module)]
-    while waiting:
-        path, value = waiting.pop()
-        if isinstance(value, nn.Module):
-            yield path, value
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        before = f"{path}." if path else ""
-        waiting += [
-            (f"{before}{key}", item) for key, item in items if isinstance(item, dict | list | tuple)
-        ]
-
-
 class _Look:
     """One look at the code behind a model: classes and Python modules are each looked at once."""
 
     def __init__(self, own: Path | None) -> None:
         self._own = own
-        self._files: dict[str, CompiledFile | bool] = {}
         self._classes: dict[type, bool] = {}
-        self._modules: dict[str, None] = {}
-        self.spaces: list[Any] = []
+        self._globals: dict[int, dict[str, Any]] = {}
+        self.files: dict[str, CompiledFile | bool] = {}
+        self.spaces: list[Mapping[str, Any]] = []
         self.functions: list[Any] = []
 
-    @property
-    def compared(self) -> dict[str, CompiledFile]:
-        """The files that were compared."""
-        return {name: file for name, file in self._files.items() if isinstance(file, CompiledFile)}
-
     def knows_class(self, cls: type) -> bool:
-        """Return whether a class comes from an audited file; its methods are looked at later."""
+        """Return whether a class and its bases come from audited files; their methods are looked at later."""
         if (known := self._classes.get(cls)) is None:
-            known = self._classes[cls] = all(self._is_home(base) for base in cls.__mro__)
-            for base in cls.__mro__:
-                self._classes.setdefault(base, True)
-                self._visit(base.__module__)
+            known = all(self._is_home(base) for base in cls.__mro__)
+            self._classes |= {base: True for base in cls.__mro__ if base not in self._classes}
+            self._classes[cls] = known
         return known
 
     def knows(self, value: Any) -> bool:
@@ -139,90 +128,81 @@ class _Look:
         return found
 
     def _search(self) -> Iterator[str]:
-        waiting = 0
-        while waiting < len(self._modules):
-            name = [*self._modules][waiting]
-            waiting += 1
-            yield from self._foreign_in_module(sys.modules[name])
-        for cls, known in [*self._classes.items()]:
-            if known:
+        classes, spaces = 0, 0
+        while classes < len(self._classes) or spaces < len(self._globals):
+            for cls in [*self._classes][classes:]:
+                classes += 1
                 yield from self._foreign_in_class(cls)
+            for space in [*self._globals.values()][spaces:]:
+                spaces += 1
+                yield from self._foreign_in_module(space)
 
-    def _visit(self, name: str) -> None:
-        module = sys.modules.get(name)
-        if name not in self._modules and module is not None and self._is_compared(module):
-            self._modules[name] = None
+    def _visit(self, space: dict[str, Any] | None) -> None:
+        """Look at the globals of a module later: at these, for the module of this name may be a newer import."""
+        if space is not None and id(space) not in self._globals:
+            mlx = str(space.get("__name__")).split(".")[0] in PACKAGES
+            if mlx or self._is_own(_file_of(space)):
+                self._globals[id(space)] = space
 
-    def _is_compared(self, module: ModuleType) -> bool:
-        file = getattr(module, "__file__", None)
-        return file is not None and (_package(file) == "mlx" or self._is_own(file))
-
-    def _foreign_in_module(self, module: ModuleType) -> Iterator[str]:
-        home = module.__name__
-        file = self._file(module.__file__ or "")
-        self.spaces.append(vars(module))
-        for name, value in [*vars(module).items()]:
+    def _foreign_in_module(self, space: dict[str, Any]) -> Iterator[str]:
+        home, file = space["__name__"], self._file(_file_of(space))
+        self.spaces.append(space)
+        for name, value in [*space.items()]:
             if isinstance(value, ModuleType):
-                self._visit(value.__name__)
+                self._visit(vars(value))
             elif isinstance(value, type):
-                if value.__module__ == home and value not in self._classes:
-                    self._classes[value] = True
+                if value.__module__ == home:
+                    self._classes.setdefault(value, True)
                 elif not self._is_home(value):
-                    yield f"{home}.{name} is {_text(value)}"
-            elif callable(value) and not isinstance(value, nn.Module):
-                self._visit(str(getattr(value, "__module__", None)))
+                    yield f"{home}.{name} is {name_of(value)}"
+            elif callable(value) and not isinstance(value, nn.Module) and name not in _ANNOTATIONS:
                 if why := next(self._strange(value, file, name), None):
                     yield f"{home}.{name} {why}"
-        if self._own is not None and self._is_own(module.__file__ or ""):
-            for name, literal in literals(self._own).items():
-                if repr(vars(module).get(name)) != repr(literal):
-                    yield f"{home}.{name} is not {literal!r}, as its file says: start the program again"
+        if self._own is not None and self._is_own(_file_of(space)):
+            yield from _changed_values(space, self._own)
 
     def _foreign_in_class(self, cls: type) -> Iterator[str]:
-        module = sys.modules.get(cls.__module__)
-        if module is None or not self._is_compared(module):
+        file = self._file(_file_of(vars(sys.modules.get(cls.__module__, object))))
+        if file is True or cls.__module__.split(".")[0] in sys.stdlib_module_names:
             return
-        file = self._file(module.__file__ or "")
         self.spaces.append(vars(cls))
         for name, value in [*vars(cls).items()]:
             if isinstance(value, type) or not (callable(value) or hasattr(value, "__get__")):
                 continue
-            if name in _MADE and hasattr(cls, "__dataclass_fields__") and _is_made(value):
+            if name in _ANNOTATIONS or is_written(cls, name, value):
                 continue
+            where = f"{cls.__module__}.{cls.__qualname__}.{name}"
             if why := next(self._strange(value, file, f"{cls.__qualname__}.{name}"), None):
-                yield f"{cls.__module__}.{cls.__qualname__}.{name} {why}"
+                yield f"{where} {why}"
             elif name == _PROVIDES and not isinstance(value, FunctionType):
-                yield f"{cls.__module__}.{cls.__qualname__}.{name} is no plain method"
+                yield f"{where} is no plain method"
 
     def _strange(self, value: Any, file: CompiledFile | bool = True, name: str = "") -> Iterator[str]:
         """Yield why a value that is called `name` in a file is not what the file says."""
-        codes = []
-        for part in _parts(value):
-            code = getattr(part, "__code__", None)
-            if isinstance(code, CodeType):
-                codes.append(code)
-                self.functions.append(part)
-                held = self._file(code.co_filename)
-                if held is False:
-                    yield f"comes from {Path(code.co_filename).name}"
-                elif isinstance(held, CompiledFile) and not held.has(code):
-                    yield f"was changed since it was imported from {Path(code.co_filename).name}: start the program again"
-            elif not self._is_home(part):
-                yield f"is {_text(part)}"
-        if isinstance(file, CompiledFile) and codes and not _belongs(codes, file, name):
-            yield f"is {codes[0].co_qualname} of {Path(codes[0].co_filename).name}"
+        compared = []
+        for part in parts(value):
+            if (code := code_of(part)) is None:
+                if not self._is_home(part):
+                    yield f"is {name_of(part)}"
+                continue
+            self.functions.append(part)
+            self._visit(getattr(part, "__globals__", None))
+            held, source = self._file(code.co_filename), Path(code.co_filename).name
+            if held is False:
+                yield f"comes from {source}"
+            elif isinstance(held, CompiledFile):
+                compared.append(code)
+                if not held.has(code):
+                    yield f"was changed since it was imported from {source}: start the program again"
+        if isinstance(file, CompiledFile) and compared and not _belongs(compared, file, name):
+            yield f"is {compared[0].co_qualname} of {Path(compared[0].co_filename).name}"
 
     def _file(self, filename: str) -> CompiledFile | bool:
         """Return the compiled file, or whether it is to be trusted as it is."""
-        if (found := self._files.get(filename)) is None:
-            package = _package(filename)
-            if not filename.endswith(".py"):  # an extension, or what is built into Python
-                found = bool(package)
-            elif package == "mlx" or (not package and self._is_own(filename)):
-                found = compiled_file(filename)
-            else:
-                found = bool(package)
-            self._files[filename] = found
+        if (found := self.files.get(filename)) is None:
+            package = package_of(filename)
+            compared = package == "compared" or (not package and self._is_own(filename))
+            found = self.files[filename] = compiled_file(filename) if compared else bool(package)
         return found
 
     def _is_own(self, filename: str) -> bool:
@@ -230,14 +210,16 @@ class _Look:
 
     def _is_home(self, value: Any) -> bool:
         """Return whether a class, or a value that has no code of its own, comes from where models' code does."""
-        home = _home(value)
+        home = home_of(value)
         first = home.split(".")[0]
         if first in sys.stdlib_module_names:
             return first != "unittest"  # mocks stand in for code
         file = getattr(sys.modules.get(home), "__file__", None)
-        if file is None or first == "nanobind":
-            return first in (*_PACKAGES, "nanobind")
-        return self._file(file) is not False
+        return self._file(file) is not False if file is not None else first in (*PACKAGES, "nanobind")
+
+
+def _file_of(space: Mapping[str, Any]) -> str:
+    return str(space.get("__file__") or "")
 
 
 def _belongs(codes: list[CodeType], file: CompiledFile, name: str) -> bool:
@@ -250,72 +232,21 @@ def _belongs(codes: list[CodeType], file: CompiledFile, name: str) -> bool:
     )
 
 
-def _parts(value: Any) -> Iterator[Any]:
-    """Yield the functions in a value: behind descriptors and decorators, and those that they hold."""
-    waiting, seen = [value], set()
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        if isinstance(part, staticmethod | classmethod | MethodType):
-            waiting.append(part.__func__)
-        elif isinstance(part, property):
-            waiting += [each for each in (part.fget, part.fset, part.fdel) if each is not None]
-        elif isinstance(part, cached_property):
-            waiting.append(part.func)
-        elif isinstance(part, partial):
-            waiting += [part.func, *filter(callable, part.args), *filter(callable, part.keywords.values())]
-        elif isinstance(part, FunctionType):
-            yield part
-            waiting += [cell for cell in _cells(part) if isinstance(cell, FunctionType | partial | MethodType)]
-        else:
-            yield part
-            if (wrapped := getattr(part, "__wrapped__", None)) is not None and not isinstance(part, type):
-                waiting.append(wrapped)
+def _changed_values(space: Mapping[str, Any], file: Path) -> Iterator[str]:
+    """Yield the constants and defaults of a module that its file gives other values to."""
+    for name, text in literals(file).items():
+        *classes, last = name.removesuffix("()").split(".")
+        names = space
+        for each in classes:
+            names = getattr(names.get(each), "__dict__", {})
+        value = names.get(last)
+        if (_defaults(value, last) if name.endswith("()") else repr(value)) not in (text, None):
+            yield f"{space['__name__']}.{name} is not {text}, as its file says: start the program again"
 
 
-def _cells(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-
-
-def _is_made(value: Any) -> bool:
-    code = getattr(inspect.unwrap(value) if callable(value) else value, "__code__", None)
-    return value is None or (isinstance(code, CodeType) and code.co_filename == "<string>")
-
-
-def _home(value: Any) -> str:
-    return str(getattr(value, "__module__", None) or type(value).__module__)
-
-
-def _text(value: Any) -> str:
-    return f"{_home(value)}.{getattr(value, '__qualname__', type(value).__name__)}"
-
-
-@lru_cache(maxsize=4096)
-def _package(filename: str) -> str:
-    """Return "mlx" for a file whose code is compared, "trusted" for one that is taken as it is, else ""."""
-    if filename.startswith("<frozen "):
-        return "trusted"
-    file = Path(filename)
-    if any(file.is_relative_to(folder) for folder in _folders(_PACKAGES)):
-        return "mlx"
-    if any(file.is_relative_to(folder) for folder in _folders(_TRUSTED)):
-        return "trusted"
-    paths = sysconfig.get_paths()
-    installed = any(file.is_relative_to(paths[name]) for name in ("purelib", "platlib"))
-    standard = any(file.is_relative_to(paths[name]) for name in ("stdlib", "platstdlib"))
-    return "trusted" if standard and not installed and "site-packages" not in file.parts else ""
-
-
-@lru_cache(maxsize=8)
-def _folders(packages: tuple[str, ...]) -> tuple[Path, ...]:
-    folders: list[Path] = []
-    for name in packages:
-        spec = sys.modules[name].__spec__ if name in sys.modules else find_spec(name)
-        folders += [Path(location) for location in (spec.submodule_search_locations or [] if spec else [])]
-    return tuple(folders)
+def _defaults(value: Any, name: str) -> str | None:
+    """Return the defaults of a function as text; None where a decorator stands before it."""
+    function = next(parts(value), None)
+    if not isinstance(function, FunctionType) or function.__name__ != name:
+        return None
+    return " ".join(map(repr, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())))

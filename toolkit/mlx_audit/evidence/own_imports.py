@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
+from mlx_audit.evidence.compiled_files import parsed, stamp
 from mlx_audit.evidence.digests import mlx_lm_models
 
 COVERED = frozenset({"mlx", "mlx_lm", "mlx_audit", "numpy"})
@@ -20,11 +22,12 @@ def foreign_imports(path: Path) -> list[str]:
 
     A record holds a digest of the file and of mlx-lm's models, so other code may change and leave the record valid.
     """
-    try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    return list(dict.fromkeys(found for node in ast.walk(tree) for found in _foreign(node)))
+    return list(_foreign_imports(str(path), *stamp(str(path))))
+
+
+@lru_cache(maxsize=64)
+def _foreign_imports(path: str, *_stamp: int) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(found for node in ast.walk(parsed(path)) for found in _foreign(node)))
 
 
 def _foreign(node: ast.AST) -> Iterator[str]:

@@ -11,7 +11,7 @@ from mlx_audit.adapters.patching import code
 from mlx_audit.adapters.patching.base import Codemod
 
 _ARANGE = re.compile(r"(np|numpy|mx)\.arange")
-_INTEGERS = re.compile(r"(dtype=)?(np|numpy|mx)\.u?int(32|64)")
+_INTEGERS = re.compile(r"(dtype=)?(np|numpy|mx)\.(?P<type>u?int(32|64))")
 _SCALAR = re.compile(r"[\d.e]+|self(\.\w+)+")
 _ELEMENTWISE = ("mx.array", "mx.log", "mx.log1p", "mx.floor", "mx.sqrt", "mx.exp", "mx.sin", "mx.cos")
 _LENGTH = re.compile(r"\w+\.shape\[-?\d\]")
@@ -26,6 +26,7 @@ class ArangeFromPosition(Codemod):
 
     The same integers for an offset that is an int; `[1, L]` and `[B, L]` of them for one that is an array. So only ids
     are mended whose rank is of no account: those that look up embeddings, or scale hidden states as `[..., None]`.
+    Numpy's are of 64 bits. Where anything is computed with them they stay so, by `.astype`, lest it wrap around.
     """
 
     name = "arange_from_position"
@@ -56,17 +57,22 @@ class _Positions:
             if isinstance(node, cst.Call) and _ARANGE.fullmatch(code.text(node.func)):
                 start, length = self._bounds(node.args)
                 whole, row = self._whole(node)
-                if length and self._any_rank_will_do(whole):
+                only_read = self._is_only_looked_up(whole)
+                if length and self._any_rank_will_do(whole) and (only_read or not _is_numpy(whole)):
                     position = f"mx.array({start})" + (".reshape(-1, 1)" if row else "[..., None]")
-                    sum_ = cst.parse_expression(f"mx.arange({length}) + {position}")
-                    changes[whole] = sum_ if self._stands_alone(whole) else _in_parentheses(sum_)
+                    source, type_ = f"mx.arange({length}) + {position}", self._type(node)
+                    if type_ == "int32" or only_read:
+                        sum_ = cst.parse_expression(source)
+                        changes[whole] = sum_ if self._stands_alone(whole) else _in_parentheses(sum_)
+                    else:
+                        changes[whole] = cst.parse_expression(f"({source}).astype(mx.{type_})")
         return changes
 
     def _bounds(self, args: Sequence[cst.Arg]) -> tuple[str, str]:
         """Return start and length of a range that begins at the position; no length if it is no such range."""
         if (
             len(args) < 2
-            or not all(_is_integer_type(arg) for arg in args[2:])
+            or not all(_integer_type(arg) and arg.keyword for arg in args[2:])
             or any(a.keyword for a in args[:2])
         ):
             return "", ""
@@ -105,16 +111,35 @@ class _Positions:
     def _whole(self, node: cst.CSTNode) -> tuple[cst.CSTNode, bool]:
         """Return the range with `mx.array(…)` and `[None]` around it, and whether the latter is there."""
         call = self._call_of(node)
-        if (
-            call
-            and code.text(call.func) == "mx.array"
-            and all(_is_integer_type(arg) for arg in call.args[1:])
-        ):
+        if call and code.text(call.func) == "mx.array" and all(map(_integer_type, call.args[1:])):
             node = call
         outer = self.parents[node]
         if isinstance(outer, cst.Subscript) and outer.value is node and _adds_first_axis(outer):
             return outer, True
         return node, False
+
+    def _type(self, node: cst.Call) -> str:
+        """Return the type of the numbers in a range, which is numpy's unless it or `mx.array` is told another."""
+        call = self._call_of(node)
+        outer = call.args[1:] if call and code.text(call.func) == "mx.array" else ()
+        for arg in (*outer, *node.args[2:]):
+            if found := _integer_type(arg):
+                return found["type"]
+        return "int64" if _is_numpy(node) else "int32"
+
+    def _is_only_looked_up(self, node: cst.CSTNode) -> bool:
+        """Whether ids do nothing but index embeddings, so that their type is of no account."""
+        outer = self.parents[node]
+        match outer:
+            case cst.IfExp():
+                return self._is_only_looked_up(outer)
+            case cst.Index():
+                return True
+            case cst.Arg():
+                call = self._call_of(node)
+                return call is not None and code.text(call.func) in self.embeddings
+        uses = self._uses(outer)
+        return bool(uses) and all(self._is_only_looked_up(use) for use in uses)
 
     def _any_rank_will_do(self, node: cst.CSTNode, column: bool = False) -> bool:
         """Whether a value is only computed with number by number, looked up, and applied to hidden states.
@@ -169,18 +194,28 @@ class _Positions:
         return bool(uses) and all(self._is_added(use) for use in uses)
 
     def _uses(self, assignment: cst.CSTNode) -> list[cst.Name]:
-        """Return where a name that is set here is read; nothing for any other statement."""
+        """Return where a name that is set here is read; nothing for any other statement, or if it is read before."""
         if not isinstance(assignment, cst.Assign) or len(assignment.targets) != 1:
             return []
         target = assignment.targets[0].target
-        return [
-            node
-            for node in code.walk(self.function)
+        nodes = list(code.walk(self.function))
+        uses = [
+            (place, node)
+            for place, node in enumerate(nodes)
             if isinstance(node, cst.Name)
             and isinstance(target, cst.Name)
             and node.value == target.value
-            and not isinstance(self.parents[node], cst.AssignTarget | cst.Attribute)
+            and not self._is_no_read(node)
         ]
+        own = set(code.walk(assignment.value))
+        here = nodes.index(assignment)
+        return [] if any(place < here or node in own for place, node in uses) else [node for _, node in uses]
+
+    def _is_no_read(self, name: cst.Name) -> bool:
+        outer = self.parents[name]
+        return isinstance(outer, cst.AssignTarget) or (
+            isinstance(outer, cst.Attribute) and outer.attr is name
+        )
 
     def _call_of(self, node: cst.CSTNode) -> cst.Call | None:
         """Return the call whose first argument a node is."""
@@ -209,8 +244,13 @@ def _embeddings(tree: cst.Module) -> set[str]:
     }
 
 
-def _is_integer_type(arg: cst.Arg) -> bool:
-    return _INTEGERS.fullmatch(re.sub(r"[\s,]", "", code.text(arg))) is not None
+def _integer_type(arg: cst.Arg) -> re.Match[str] | None:
+    return _INTEGERS.fullmatch(re.sub(r"[\s,]", "", code.text(arg)))
+
+
+def _is_numpy(node: cst.CSTNode) -> bool:
+    """Whether a range is numpy's, which computes with other types than MLX."""
+    return isinstance(node, cst.Call) and code.text(node.func) in ("np.arange", "numpy.arange")
 
 
 def _adds_first_axis(subscript: cst.Subscript) -> bool:

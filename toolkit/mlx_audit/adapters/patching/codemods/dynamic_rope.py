@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping
 
 import libcst as cst
 
 from mlx_audit.adapters.patching import code
 from mlx_audit.adapters.patching.base import Codemod
-from mlx_audit.adapters.patching.statements import exchanged
 
 _HELPER = "rope_with_base"
 _SOURCE = f"""\
@@ -90,7 +89,7 @@ class _Rotation:
         self.method = method
         self.length = ""
         """The name of the position after the tokens."""
-        self.values: dict[str, cst.BaseExpression] = {}
+        self.values: dict[str, str] = {}
         """What follows from it, by the names that are set to it."""
 
     def changes(self) -> dict[cst.CSTNode, code.Change]:
@@ -107,7 +106,7 @@ class _Rotation:
                 changes[line] = change
         others = [arg for arg in rope.args if not (arg.keyword and arg.keyword.value in ("base", "offset"))]
         depend = any(self._dependent & code.names(arg.value) for arg in others)
-        return changes if self._is_base("base") and not depend else {}
+        return changes if self._is_formula(self.values.get("base", "")) and not depend else {}
 
     @property
     def _dependent(self) -> set[str]:
@@ -121,8 +120,10 @@ class _Rotation:
         if value is None or not self._is_new(name, 1) or not isinstance(line, cst.SimpleStatementLine):
             return None
         if "offset" not in code.names(value):
-            self.values[name] = value
-            return line if _is_arithmetic(value) else None
+            if not _is_arithmetic(value):
+                return None
+            self.values[name] = self._inlined(value)
+            return line
         position = _position(value)
         if self.length or not position:
             return None
@@ -149,7 +150,7 @@ class _Rotation:
         (name, value), (other, plain) = _assigned(first), _assigned(within.body[0])
         if value is None or plain is None or name != other or not self._is_new(name, 2):
             return None
-        found = self._formula(value)
+        found = self._is_formula(self._inlined(value))
         if (
             found is None
             or code.text(test)
@@ -157,7 +158,7 @@ class _Rotation:
             or code.text(plain) != found["base"]
         ):
             return None
-        self.values[name] = value
+        self.values[name] = found[0]
         choice = cst.parse_statement(_where(name, code.text(test), code.text(plain)))
         return cst.FlattenSentinel([first.with_changes(leading_lines=line.leading_lines), choice])
 
@@ -167,23 +168,16 @@ class _Rotation:
         parameters = [*self.method.params.params, *self.method.params.kwonly_params]
         return stored.count(name) == times and name not in [each.name.value for each in parameters]
 
-    def _is_base(self, name: str) -> bool:
-        return name in self.values and self._formula(self.values[name]) is not None
-
-    def _formula(self, value: cst.BaseExpression) -> re.Match[str] | None:
-        found = _BASE.fullmatch(code.text(self._inlined(value)))
+    def _is_formula(self, value: str) -> re.Match[str] | None:
+        found = _BASE.fullmatch(value)
         return found if found and found["length"] == self.length else None
 
-    def _inlined(self, value: cst.BaseExpression) -> cst.BaseExpression:
+    def _inlined(self, value: cst.BaseExpression) -> str:
         """Return an expression with the names exchanged for what they stand for."""
-        changes: dict[cst.CSTNode, cst.CSTNode] = {
-            name: self._inlined(self.values[name.value]).with_changes(
-                lpar=[cst.LeftParen()], rpar=[cst.RightParen()]
-            )
-            for name in code.walk(value)
-            if isinstance(name, cst.Name) and name.value in self.values
-        }
-        return exchanged(value, changes)
+        source = code.text(value)
+        for name, known in self.values.items():
+            source = re.sub(rf"(?<![.\w]){name}\b", f"({known})", source)
+        return ast.unparse(ast.parse(source))
 
 
 def _call(method: cst.FunctionDef) -> cst.Call | None:
