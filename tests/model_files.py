@@ -6,6 +6,9 @@ import importlib.util
 import json
 from pathlib import Path
 
+import yaml
+
+from mlx_audit import resources
 from tiny_models import config_of
 
 FORWARD = "        out = self.model(inputs, cache, input_embeddings)\n"
@@ -71,4 +74,13 @@ def write_config(folder: Path) -> Path:
     """Write a tiny llama configuration as `config.json`."""
     path = folder / "config.json"
     path.write_text(json.dumps(config_of("llama")), encoding="utf-8")
+    return path
+
+
+def write_manifest(folder: Path, name: str) -> Path:
+    """Write a manifest `name`.yaml for a copy of llama, the file `name`.py beside it."""
+    stated = yaml.safe_load((resources.model_audits() / "qwen2.yaml").read_text(encoding="utf-8"))
+    del stated["configurations"]
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**stated, "family": name, "module": f"./{name}.py"}), encoding="utf-8")
     return path

@@ -15,7 +15,7 @@ from mlx_audit.audit.runner import Outcome
 from mlx_audit.evidence.records import load_record
 from mlx_audit.evidence.results import Result
 from mlx_audit.models.target import resolve_target
-from model_files import write_config, write_model
+from model_files import write_config, write_manifest, write_model
 
 pytestmark = pytest.mark.xdist_group("shared_run")
 
@@ -123,3 +123,16 @@ def test_where_records_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert record_folder(own) == tmp_path / "own" / "records", "beside a manifest of one's own"
     monkeypatch.setenv("MLX_AUDIT_RECORDS", str(tmp_path / "mine"))
     assert record_folder(own) == record_folder(llama) == tmp_path / "mine"
+
+
+def test_no_record_is_made_of_what_no_digest_covers(tmp_path: Path) -> None:
+    """A module that the model file imports could be changed, and the record would stay fresh."""
+    own = write_model(tmp_path, "mine")
+    request = Request.of(resolve_target("qwen2"), Options()).model_copy(
+        update={"manifest": write_manifest(tmp_path, "mine")}
+    )
+    require_recordable(request)
+    own.write_text(f"import outside\n{own.read_text(encoding='utf-8')}", encoding="utf-8")
+    with pytest.raises(NotRecorded, match="import outside") as refused:
+        require_recordable(request)
+    assert "move that code into the model's file" in str(refused.value)

@@ -21,8 +21,10 @@ from unseen import KINDS, POSITIONS, write_unseen
 
 DEAD_END = (
     FORWARD,
-    "        inputs = inputs[:, : 1 + int(cache[0].offset)] if cache else inputs\n"
-    f"        inputs = inputs if cache[0].offset > 3 else inputs + 0\n{FORWARD}",
+    f"""\
+        inputs = inputs[:, : 1 + int(cache[0].offset)] if cache else inputs
+        inputs = inputs if cache[0].offset > 3 else inputs + 0
+{FORWARD}""",
 )
 
 

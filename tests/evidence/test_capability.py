@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_lm.models import qwen2
 
 from evidence.conftest import check, every_check
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence import identify, require_capable
 from mlx_audit.evidence import records as records_module
+from mlx_audit.evidence.capability import manifest_beside
 from mlx_audit.evidence.records import Record, RecordedResult, RecordedVariant, record_path, write_record
-from tiny_models import tiny_model, tokens
+from mlx_audit.models.build import build_tiny, resolve_arguments
+from mlx_audit.models.modules import import_file
+from model_files import write_manifest, write_model
+from tiny_models import config_of, tiny_model, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -189,3 +195,35 @@ def test_a_model_that_reaches_what_no_audited_one_did_is_refused(
         assert "planted: this configuration reaches code" in refusal(tiny_model("qwen2"), tmp_path)
     else:
         require_capable(tiny_model("qwen2"), records=tmp_path)
+
+
+def test_what_is_no_manifest_beside_a_model_is_passed_over(tmp_path: Path) -> None:
+    """A folder, a dangling link or a pipe with the name of a manifest neither ends nor holds up the session."""
+    (tmp_path / "a.yaml").mkdir()
+    (tmp_path / "b.yaml").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "c.yaml")
+    (tmp_path / "d.yaml").symlink_to("d.yaml")
+    path = write_model(tmp_path, "mine")
+    assert manifest_beside(path) is None
+    write_manifest(tmp_path, "mine")
+    assert manifest_beside(path).path == tmp_path / "mine.yaml"
+
+
+def test_the_refusal_of_ones_own_family_says_where_its_record_is_looked_for(tmp_path: Path) -> None:
+    module = import_file(write_model(tmp_path, "mine"))
+    manifest = write_manifest(tmp_path, "mine")
+    model = build_tiny(module, resolve_arguments(module, config_of("llama")), seed=0)
+    text = refusal(model, tmp_path / "elsewhere")
+    place = tmp_path / "records"
+    assert f"fix: mlx-audit run {manifest} --record, then pass records=Path({str(place)!r})" in text
+    assert text.endswith(f"or set MLX_AUDIT_RECORDS={place}")
+
+
+def test_a_model_whose_functions_are_replaced_is_refused(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record(record, tmp_path)
+    require_capable(tiny_model("qwen2"), records=tmp_path)
+    monkeypatch.setattr(qwen2, "scaled_dot_product_attention", lambda q, k, v, **_: q)
+    text = refusal(tiny_model("qwen2"), tmp_path)
+    assert "qwen2.scaled_dot_product_attention comes from test_capability.py" in text

@@ -53,5 +53,7 @@ def test_real_models() -> None:
     gpt2 = zoo_model("gpt2")
     assert position_rows(gpt2, gpt2.args) == 1000
     require_rows(gpt2, gpt2.args, 1000)
-    with pytest.raises(CapacityExceeded, match="foreign memory; found: max_tokens=1001; allowed: at most 1000"):
+    with pytest.raises(
+        CapacityExceeded, match="foreign memory; found: max_tokens=1001; allowed: at most 1000"
+    ):
         require_rows(gpt2, gpt2.args, 1001)

@@ -87,6 +87,49 @@ def test_hidden_states_may_be_scaled_by_ids() -> None:
 
 
 @pytest.mark.parametrize(
+    ("range_", "type_"),
+    [
+        (f"mx.array({RANGE})", "int64"),
+        (f"mx.array({RANGE[:-1]}, dtype=np.uint32))", "uint32"),
+        (f"mx.array({RANGE[:-1]}, dtype=np.int32))", ""),
+        (f"mx.array({RANGE}, dtype=mx.int32)", ""),
+        (f"mx.array({RANGE}, mx.uint64)", "uint64"),
+        ("mx.arange(cache[0].offset, cache[0].offset + L, dtype=mx.int64)", "int64"),
+        ("mx.arange(cache[0].offset, cache[0].offset + L)", ""),
+    ],
+)
+def test_ids_that_are_computed_with_keep_their_type(tmp_path: Path, range_: str, type_: str) -> None:
+    source = BIGCODE.replace(f"mx.array({RANGE})", range_).replace(
+        "hidden_states += self.wpe(position_ids)",
+        "buckets = position_ids * self.multiplier % self.buckets\n        hidden_states += self.wpe(buckets)",
+    )
+    source = source.replace(
+        "self.wpe = ", "self.multiplier, self.buckets = 1_000_000_007, 61\n        self.wpe = "
+    )
+    patched = mended(source, NAME)
+    assert not untouched(source, NAME)
+    assert (f".astype(mx.{type_})" in patched) if type_ else (".astype(" not in patched)
+    got, want = (
+        eager(model_from("gpt_bigcode", each, tmp_path), PROMPT, FOLLOWING) for each in (patched, source)
+    )
+    assert equal(got, want)
+
+
+@pytest.mark.parametrize("use", ["self.wpe(position_ids * 2)", "self.wpe(mx.array(position_ids / 8))"])
+def test_arithmetic_of_numpy_is_left_alone(use: str) -> None:
+    source = BIGCODE.replace(f"mx.array({RANGE})", RANGE).replace("self.wpe(position_ids)", use)
+    assert untouched(source, NAME)
+
+
+@pytest.mark.parametrize(
+    "line", ["position_ids = position_ids * 2", "twice = position_ids * 2\n        position_ids = twice * 1"]
+)
+def test_ids_that_are_set_anew_are_left_alone(line: str) -> None:
+    wpe = "        hidden_states += self.wpe(position_ids)\n"
+    assert untouched(BIGCODE.replace(wpe, f"        {line}\n{wpe}"), NAME)
+
+
+@pytest.mark.parametrize(
     "new",
     [
         "np.arange(cache[0].offset, cache[0].offset + L, 2)",

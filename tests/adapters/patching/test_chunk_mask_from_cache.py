@@ -99,6 +99,14 @@ def test_a_second_time_nothing_is_left_to_mend(source: str) -> None:
         ("layer(x, mask)", "layer(x, mask, keys)"),  # read afterwards
         ("layer(x, mask)", "layer(x, mask, now)"),
         ("first = cache[0].start_position", "first = cache[1].start_position"),  # of two caches
+        # What is asked is set anew
+        ("            first = cache[0]", "            cache = cache[::-1]\n            first = cache[0]"),
+        # A cache of the file's own may have a mask of another kind to give
+        ("class Stack:", "class Own(KVCache):\n    start_position = 0\n\n\nclass Stack:"),
+        (
+            "class Stack:",
+            "class Own(KVCache):\n    def __init__(self):\n        self.start_position = 0\n\n\nclass Stack:",
+        ),
     ],
 )
 def test_what_is_not_understood_is_left_alone(old: str, new: str) -> None:

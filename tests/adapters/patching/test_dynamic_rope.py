@@ -95,6 +95,85 @@ def test_what_is_not_understood_is_left_alone(old: str, new: str) -> None:
     assert untouched(ROPES.replace(old, new), NAME)
 
 
+OWN = """\
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class OwnRoPE(nn.Module):
+    def __init__(self, limit=4096, factor=2):
+        super().__init__()
+        self.dims, self.limit, self.factor, self.base = 16, limit, factor, 10000
+
+    def __call__(self, x, offset=0):
+        seq_len = max(x.shape[-2] + offset, self.limit)
+        ratio = self.factor * seq_len / self.limit - (self.factor - 1)
+        base = self.base * ratio ** (self.dims / (self.dims - 2))
+        return mx.fast.rope(x, self.dims, traditional=False, base=base, scale=1.0, offset=offset)
+"""
+CHOSEN = OWN.replace("max(x.shape[-2] + offset, self.limit)", "x.shape[-2] + offset").replace(
+    """\
+        base = self.base * ratio ** (self.dims / (self.dims - 2))
+""",
+    """\
+        if seq_len > self.limit:
+            base = self.base * ratio ** (self.dims / (self.dims - 2))
+        else:
+            base = self.base
+""",
+)
+
+
+@pytest.mark.parametrize("source", [OWN, CHOSEN], ids=["larger", "chosen"])
+@pytest.mark.parametrize("factor", [2, 4096])
+def test_integers_of_a_configuration_do_not_wrap_around(source: str, factor: int) -> None:
+    unpatched: dict[str, type] = {}
+    patched: dict[str, type] = {}
+    exec(source, unpatched)
+    exec(mended(source, NAME), patched)
+    x = mx.random.normal((1, 2, 1, 16), key=mx.random.key(0))
+    for offset in (0, 4095, 4096, 600_000):
+        # Far positions multiply the rounding of the base, so the lowest frequencies are compared.
+        got, want = (names["OwnRoPE"](factor=factor)(x, offset) for names in (patched, unpatched))
+        assert mx.allclose(got[..., [7, 15]], want[..., [7, 15]], atol=1e-2)
+
+
+FORMULA = "base = self.base * ratio ** (self.dims / (self.dims - 2))"
+
+
+@pytest.mark.parametrize(
+    ("source", "old", "new"),
+    [
+        # The test reads what the branch sets.
+        (
+            OWN,
+            FORMULA,
+            "base = ratio\n        if base > 1:\n            base = base * 8\n        else:\n            base = 1.0",
+        ),
+        (CHOSEN, "if seq_len > self.limit:", "if ratio > 1:"),
+        (CHOSEN, "if seq_len > self.limit:", "if seq_len > self.other:"),
+        (CHOSEN, "            base = self.base\n", "            base = self.base * ratio\n"),
+        (OWN, "ratio **", "(1 + seq_len * seq_len / (self.limit * self.limit)) **"),
+        (OWN, FORMULA, "base = self.base * (seq_len // 64 + 1)"),
+        (OWN, FORMULA, "base = self.base * seq_len"),
+        (OWN, FORMULA, f"ratio = ratio * 2\n        {FORMULA}"),
+        (OWN, FORMULA, f"{FORMULA}\n        x = x * ratio"),
+        (OWN, FORMULA, f"{FORMULA}\n        offset = offset + 1"),
+        (OWN, "scale=1.0", "scale=1 / ratio"),
+        (
+            OWN,
+            "ratio = self.factor * seq_len / self.limit - (self.factor - 1)",
+            "ratio = seq_len * seq_len / self.limit - (seq_len - 1)",
+        ),
+        (OWN, "self.limit)\n        ratio", "2 * offset)\n        ratio"),
+    ],
+)
+def test_another_formula_is_left_alone(source: str, old: str, new: str) -> None:
+    assert old in source
+    assert not untouched(source, NAME)
+    assert untouched(source.replace(old, new), NAME)
+
+
 def _class_alone(source: str) -> str:
     """The rotation of a file, without the family around it."""
     start = source.find("def rope_with_base")

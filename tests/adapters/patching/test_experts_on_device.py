@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mlx_audit.errors import MlxAuditError
@@ -75,9 +77,14 @@ def test_a_second_time_nothing_is_left_to_mend(source: str) -> None:
         ("            out.append(part)\n", "            out.append(part)\n            print(ids)\n"),
         ("        return out\n", "        return out, ids\n"),  # read afterwards
         ("h = h.reshape(-1, h.shape[-1])", "h = h.reshape(2, -1, h.shape[-1])"),  # no rows of tokens
+        ("h = h.reshape(-1, h.shape[-1])", "h = h.reshape(1, 8, 8)\n        h = h.reshape(-1, h.shape[-1])"),
         ("[nn.Linear(8, 8) for _ in range(count)]", "{i: nn.Linear(8, 8) for i in range(count)}"),
     ],
 )
 def test_what_is_not_understood_is_left_alone(old: str, new: str) -> None:
     assert old in LOOP
     assert untouched(LOOP.replace(old, new), NAME)
+
+
+def test_tokens_may_not_have_the_name_that_the_experts_get() -> None:
+    assert untouched(re.sub(r"\bh\b", "expert", LOOP), NAME)

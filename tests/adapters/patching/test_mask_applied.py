@@ -102,3 +102,19 @@ def test_grouped_queries_give_the_mask_of_a_batch_an_axis() -> None:
     assert "if 3 < mask.ndim < scores.ndim:" in source
     assert untouched(source, NAME)
     assert all(untouched(source_of(family), NAME) for family in ("gemma2", "gear"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "            scores = scores + mask\n",
+            "            scores = scores + mask\n            values = values * mask\n",
+        ),
+        ("mx.softmax(scores", "mx.softmax(scores_of_blocks"),
+    ],
+)
+def test_what_else_reads_the_mask_does_not_see_its_axis(old: str, new: str) -> None:
+    phi = source_of("phi3small")
+    assert old in phi
+    assert untouched(phi.replace(old, new), NAME)

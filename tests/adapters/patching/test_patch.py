@@ -104,6 +104,17 @@ def test_what_cannot_be_patched_is_refused_with_its_place(
     assert str(caught.value.where).startswith(f"{file}{where}")
 
 
+def test_a_byte_order_mark_stays(tmp_path: Path) -> None:
+    file = tmp_path / "marked.py"
+    file.write_bytes(b"\xef\xbb\xbfclass Model:\n    y = 1\n")
+    patched = patch_source(file)
+    assert patched.before == "\ufeffclass Model:\n    y = 1\n"
+    assert patched.applied == ("new_fixed_capacity_cache",)
+    assert patched.after.startswith(patched.before)
+    file.write_text(patched.after)
+    assert patch_source(file).after == patched.after
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="cannot be read"):
         patch_source(tmp_path / "none.py")

@@ -85,6 +85,28 @@ def test_the_parameter_has_a_type_only_where_the_file_knows_it() -> None:
     ("old", "new"),
     [
         ("offset=S - L", "offset=S - 1"),
+        # Not the keys of the cache, or not all the tokens that it was given
+        (
+            "        _, _, S, _ = keys.shape",
+            "        keys = mx.concatenate([self.sink, keys], axis=2)\n        _, _, S, _ = keys.shape",
+        ),
+        (
+            "        for layer in self.kv_reuse_layers:",
+            "        h = h[:, -1:]\n        for layer in self.kv_reuse_layers:",
+        ),
+        (
+            "        for layer in self.kv_reuse_layers:",
+            "        keys = keys[..., -8:, :]\n        for layer in self.kv_reuse_layers:",
+        ),
+        (
+            "            h = layer(h, keys, values, mask)",
+            "            h = layer(h[:, -1:], keys, values, mask)",
+        ),
+        (
+            "self.self_attn(self.input_layernorm(x), keys",
+            "self.self_attn(self.input_layernorm(x)[:, 1:], keys",
+        ),
+        ("        queries = self.q_proj(x)\n", "        x = x[:, -1:]\n        queries = self.q_proj(x)\n"),
         ("offset=S - L", "offset=L - S"),
         ("_, _, S, _ = keys.shape", "_, S, _, _ = keys.shape"),
         ("_, _, S, _ = keys.shape", "_, _, S, _ = keys.shape\n        S = S + 1"),

@@ -62,7 +62,7 @@ def _require_covered(request: Request) -> None:
     if foreign := foreign_imports(file):
         raise NotRecorded(
             "no record can be made: no digest covers what the model file imports",
-            where=file,
+            where=str(file),
             found="; ".join(foreign),
             allowed="imports of mlx, mlx-lm, NumPy and the standard library",
             fix="move that code into the model's file",

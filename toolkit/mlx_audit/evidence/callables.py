@@ -6,7 +6,7 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, partialmethod
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
@@ -19,7 +19,8 @@ TRUSTED = ("numpy", "mlx_audit")
 """Packages that a model may call, whose files are not compared."""
 
 _WRITTEN = frozenset(
-    "__init__ __repr__ __eq__ __lt__ __le__ __gt__ __ge__ __hash__ __setattr__ __delattr__ __new__".split()
+    f"__{name}__"
+    for name in ("init", "repr", "eq", "lt", "le", "gt", "ge", "hash", "setattr", "delattr", "new")
 )
 """Methods that dataclasses and named tuples write themselves, from a text without a file."""
 
@@ -38,7 +39,7 @@ def parts(value: Any) -> Iterator[Any]:
             waiting += [each for each in (part.fget, part.fset, part.fdel) if each is not None]
         elif isinstance(part, cached_property):
             waiting.append(part.func)
-        elif isinstance(part, partial):
+        elif isinstance(part, partial | partialmethod):
             waiting += [part.func, *filter(callable, part.args), *filter(callable, part.keywords.values())]
         else:
             yield part

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
@@ -21,7 +20,7 @@ class CompiledFile:
 
     def __init__(self, path: str) -> None:
         module = _compile(path)
-        self.names = frozenset(module.co_names) if module is not None else frozenset()
+        self.names: frozenset[str] = frozenset(module.co_names if module is not None else ())
         """What the top level of the file mentions: functions that it imports or renames among others."""
         self._prints: dict[str, set[Any]] = {}
         self._known: dict[int, CodeType] = {}
@@ -103,7 +102,7 @@ def _plain(node: ast.expr) -> str | None:
 def stamp(path: str) -> tuple[int, int, int]:
     """Return what changes when a file is written or replaced."""
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except OSError:
         return 0, 0, 0
     return found.st_mtime_ns, found.st_size, found.st_ino

@@ -17,6 +17,9 @@ from mlx_audit.evidence.own_imports import foreign_imports
 _PROVIDES = "new_fixed_capacity_cache"
 """A model that has this method makes its caches itself."""
 
+_PLAIN = (bool, int, float, complex, str, bytes, tuple)
+"""Types of class attributes that stay as they are written."""
+
 _ANNOTATIONS = frozenset({"__annotate__", "__annotate_func__"})
 """Functions that Python itself adds."""
 
@@ -106,9 +109,8 @@ class _Look:
     def knows_class(self, cls: type) -> bool:
         """Return whether a class and its bases come from audited files; their methods are looked at later."""
         if (known := self._classes.get(cls)) is None:
-            known = all(self._is_home(base) for base in cls.__mro__)
-            self._classes |= {base: True for base in cls.__mro__ if base not in self._classes}
-            self._classes[cls] = known
+            self._classes |= {base: self._is_home(base) for base in cls.__mro__ if base not in self._classes}
+            known = self._classes[cls] = all(self._classes[base] for base in cls.__mro__)
         return known
 
     def knows(self, value: Any) -> bool:
@@ -117,7 +119,7 @@ class _Look:
 
     def foreign(self) -> list[str]:
         """Return what is foreign in the classes seen so far, in their modules, and in those that these use."""
-        key = (self._own, frozenset(self._classes))
+        key = (self._own, frozenset(self._classes), frozenset(self._globals))
         if (clean := _CLEAN.get(key)) is not None and clean.holds():
             return []
         found = list(self._search())
@@ -132,7 +134,8 @@ class _Look:
         while classes < len(self._classes) or spaces < len(self._globals):
             for cls in [*self._classes][classes:]:
                 classes += 1
-                yield from self._foreign_in_class(cls)
+                if self._classes[cls]:  # else the class itself is named
+                    yield from self._foreign_in_class(cls)
             for space in [*self._globals.values()][spaces:]:
                 spaces += 1
                 yield from self._foreign_in_module(space)
@@ -155,9 +158,10 @@ class _Look:
                     self._classes.setdefault(value, True)
                 elif not self._is_home(value):
                     yield f"{home}.{name} is {name_of(value)}"
-            elif callable(value) and not isinstance(value, nn.Module) and name not in _ANNOTATIONS:
-                if why := next(self._strange(value, file, name), None):
-                    yield f"{home}.{name} {why}"
+            elif not callable(value) or isinstance(value, nn.Module) or name in _ANNOTATIONS:
+                continue
+            elif why := next(self._strange(value, file, name), None):
+                yield f"{home}.{name} {why}"
         if self._own is not None and self._is_own(_file_of(space)):
             yield from _changed_values(space, self._own)
 
@@ -185,7 +189,8 @@ class _Look:
                 if not self._is_home(part):
                     yield f"is {name_of(part)}"
                 continue
-            self.functions.append(part)
+            if name:  # else a value of one model, that is not to be held
+                self.functions.append(part)
             self._visit(getattr(part, "__globals__", None))
             held, source = self._file(code.co_filename), Path(code.co_filename).name
             if held is False:
@@ -224,11 +229,15 @@ def _file_of(space: Mapping[str, Any]) -> str:
 
 def _belongs(codes: list[CodeType], file: CompiledFile, name: str) -> bool:
     """Return whether one of a value's codes is the one of this name in a file, or one that the file takes in."""
+    last = name.rpartition(".")[2]
     if file.defines(name):
-        return any(code.co_qualname == name and file.has(code) for code in codes)
+        # The file itself may give the name to another: `Model.make_cache = ring_caches`.
+        return any(
+            file.has(code) and (code.co_qualname == name or {code.co_name, last} <= file.names)
+            for code in codes
+        )
     return any(
-        "<" in code.co_qualname or code.co_name in file.names or code.co_name == name.rpartition(".")[2]
-        for code in codes
+        "<" in code.co_qualname or code.co_name in file.names or code.co_name == last for code in codes
     )
 
 
@@ -240,13 +249,15 @@ def _changed_values(space: Mapping[str, Any], file: Path) -> Iterator[str]:
         for each in classes:
             names = getattr(names.get(each), "__dict__", {})
         value = names.get(last)
+        if classes and not name.endswith("()") and type(value) not in _PLAIN:
+            continue  # such as a member of an enumeration, or a field of a named tuple
         if (_defaults(value, last) if name.endswith("()") else repr(value)) not in (text, None):
             yield f"{space['__name__']}.{name} is not {text}, as its file says: start the program again"
 
 
 def _defaults(value: Any, name: str) -> str | None:
-    """Return the defaults of a function as text; None where a decorator stands before it."""
-    function = next(parts(value), None)
-    if not isinstance(function, FunctionType) or function.__name__ != name:
-        return None
-    return " ".join(map(repr, (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())))
+    """Return the defaults of a function of this name as text, also behind decorators; None where there is none."""
+    for part in parts(value):
+        if (code := code_of(part)) is not None and code.co_name == name:
+            return " ".join(map(repr, (*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values())))
+    return None

@@ -66,11 +66,11 @@ def functions(tree: cst.CSTNode) -> list[cst.FunctionDef]:
     ]
 
 
-def stores(function: cst.FunctionDef) -> list[tuple[str, cst.BaseExpression | None]]:
-    """Return each binding of a name in a function, in order, with the value if it is a plain assignment."""
+def stores(node: cst.CSTNode) -> list[tuple[str, cst.BaseExpression | None]]:
+    """Return each binding of a name in a function or a statement, in order, with the value of a plain assignment."""
     found: list[tuple[str, cst.BaseExpression | None]] = []
-    for node in walk(function):
-        match node:
+    for each in walk(node):
+        match each:
             case cst.Assign(targets=targets, value=value):
                 for target in targets:
                     found += _bound(target.target, value)

@@ -23,6 +23,7 @@ DEEPEST_SOURCE = 100
 """Levels of syntax; mlx-lm's deepest model file has a quarter of them."""
 
 _ROUNDS = 4
+_BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def patch_source(path: Path, module: str = "") -> PatchedSource:
     """
     module = module or path.stem
     before = _text(path)
-    tree = _parsed(path, before)
+    mark = _BYTE_ORDER_MARK if before.startswith(_BYTE_ORDER_MARK) else ""
+    tree = _parsed(path, before.removeprefix(mark))
     applied: dict[str, None] = {}
     mods = [mod for mod in codemods() if mod.module in ("", module.rpartition(".")[2])]
     for _ in range(_ROUNDS):
@@ -67,7 +69,7 @@ def patch_source(path: Path, module: str = "") -> PatchedSource:
                 applied[mod.name] = None
                 tree = mended
         if tree is unchanged:
-            return PatchedSource(module, path, before, tree.code, tuple(applied))
+            return PatchedSource(module, path, before, mark + tree.code, tuple(applied))
     raise TargetError("the patch does not come to rest", where=str(path), found=", ".join(applied))
 
 

@@ -50,6 +50,8 @@ class ChunkMaskFromCache(Codemod):
     def apply(self, tree: cst.Module) -> cst.Module:
         changes: dict[cst.CSTNode, code.Change] = {}
         parents = code.parents(tree)
+        if _has_own_cache(tree):
+            return tree
         for function in code.functions(tree):
             for body in map(block, code.walk(function)):
                 for at, bounds in enumerate(body):
@@ -84,6 +86,9 @@ class _Run:
         if found is None:
             return {}
         there, cache, start, offset = found
+        stored = {name for line in (self.bounds, *self.lines) for name, _ in code.stores(line)}
+        if stored & {*re.findall(r"\w+", f"{there} {cache}")}:
+            return {}
         while self.lines:
             mask = list(self.values)[-1]
             length = self._length(mask, start, offset)
@@ -142,6 +147,21 @@ def _bounds(statement: cst.BaseStatement) -> tuple[str, str, str, str] | None:
             if found and said(*other) == f"{found[1]} = 0\n{found[3]} = 0":
                 return code.text(test), found[2], found[1], found[3]
     return None
+
+
+def _has_own_cache(tree: cst.Module) -> bool:
+    """Whether a class of the file has a start position, and so perhaps masks of another kind to give."""
+    return any(
+        isinstance(owner, cst.ClassDef) and any(_sets_start(node) for node in code.walk(owner))
+        for owner in tree.body
+    )
+
+
+def _sets_start(node: cst.CSTNode) -> bool:
+    target = node.target if isinstance(node, cst.AssignTarget | cst.AnnAssign | cst.AugAssign) else node
+    if isinstance(target, cst.FunctionDef):
+        return target.name.value == "start_position"
+    return target is not node and code.text(target).rpartition(".")[2] == "start_position"
 
 
 def _bracketed(value: cst.BaseExpression) -> cst.BaseExpression:

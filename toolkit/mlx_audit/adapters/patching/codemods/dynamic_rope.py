@@ -106,7 +106,7 @@ class _Rotation:
                 changes[line] = change
         others = [arg for arg in rope.args if not (arg.keyword and arg.keyword.value in ("base", "offset"))]
         depend = any(self._dependent & code.names(arg.value) for arg in others)
-        return changes if self._is_formula(self.values.get("base", "")) and not depend else {}
+        return changes if self._formula(self.values.get("base", "")) and not depend else {}
 
     @property
     def _dependent(self) -> set[str]:
@@ -137,40 +137,33 @@ class _Rotation:
 
     def _chosen(self, line: cst.If) -> code.Change | None:
         """Return `base = …` and its choice by `mx.where`: of the formula beyond its limit, else of the base itself."""
-        beyond, within, test = (
-            line.body,
-            line.orelse.body if isinstance(line.orelse, cst.Else) else None,
-            line.test,
-        )
-        if not isinstance(beyond, cst.IndentedBlock) or not isinstance(within, cst.IndentedBlock):
-            return None
-        if len(beyond.body) != 1 or len(within.body) != 1:
-            return None
-        first = beyond.body[0]
-        (name, value), (other, plain) = _assigned(first), _assigned(within.body[0])
+        match line.body, line.orelse:
+            case cst.IndentedBlock([first]), cst.Else(cst.IndentedBlock([last])):
+                (name, value), (other, plain) = _assigned(first), _assigned(last)
+            case _:
+                return None
         if value is None or plain is None or name != other or not self._is_new(name, 2):
             return None
-        found = self._is_formula(self._inlined(value))
-        if (
-            found is None
-            or code.text(test)
-            not in (f"{self.length} > {found['limit']}", f"{self.length} >= {found['limit']}")
-            or code.text(plain) != found["base"]
-        ):
+        found, test = self._formula(self._inlined(value)), code.text(line.test)
+        if found is None or code.text(plain) != found["base"]:
+            return None
+        if test not in [f"{self.length} {than} {found['limit']}" for than in (">", ">=")]:
             return None
         self.values[name] = found[0]
-        choice = cst.parse_statement(_where(name, code.text(test), code.text(plain)))
+        choice = cst.parse_statement(_where(name, test, found["base"]))
         return cst.FlattenSentinel([first.with_changes(leading_lines=line.leading_lines), choice])
 
     def _is_new(self, name: str, times: int) -> bool:
-        """Whether a name is set this often, all in all, and nothing reads what it held before."""
+        """Whether a name is set this often, all in all, so that it held nothing before."""
         stored = [stored for stored, _ in code.stores(self.method)]
         parameters = [*self.method.params.params, *self.method.params.kwonly_params]
         return stored.count(name) == times and name not in [each.name.value for each in parameters]
 
-    def _is_formula(self, value: str) -> re.Match[str] | None:
+    def _formula(self, value: str) -> re.Match[str] | None:
+        """Return the parts of the known formula, of which the length alone depends on the offset."""
         found = _BASE.fullmatch(value)
-        return found if found and found["length"] == self.length else None
+        parts = found.groups() if found else ()
+        return found if found and found["length"] == self.length and parts.count(self.length) == 1 else None
 
     def _inlined(self, value: cst.BaseExpression) -> str:
         """Return an expression with the names exchanged for what they stand for."""

@@ -76,9 +76,9 @@ def _lists_of_modules(tree: cst.Module) -> set[str]:
 def _understood(function: cst.FunctionDef, loop: list[cst.BaseStatement], found: re.Match[str]) -> bool:
     """Return whether tokens are rows of a matrix, and nothing else reads what the loop sets."""
     tokens = [code.text(value) for name, value in code.stores(function) if name == found["x"] and value]
-    flat = bool(tokens) and re.fullmatch(r"(\w+)\.reshape\(-1, \1\.shape\[-1\]\)", tokens[-1])
+    flat = len(tokens) == 1 and re.fullmatch(r"(\w+)\.reshape\(-1, \1\.shape\[-1\]\)", tokens[0])
     own = {found["xt"], found["st"], found["it"], found["yt"]}
-    return bool(flat) and _count(own, function) == _count(own, *loop)
+    return bool(flat) and found["x"] != "expert" and _count(own, function) == _count(own, *loop)
 
 
 def _count(names: set[str], *nodes: cst.CSTNode) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -49,8 +50,20 @@ def _additions(function: cst.FunctionDef) -> Iterator[tuple[cst.SimpleStatementL
     for line in code.walk(function):
         if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
             scores, mask = _sum(line.body[0])
-            if mask in masks and f"softmax({scores}" in body and f"{mask}.dtype" not in body:
+            if (
+                mask in masks
+                and re.search(rf"softmax\({scores}\b", body)
+                and f"{mask}.dtype" not in body
+                and ("expand_dims(" not in body or _is_read_once(function, mask))
+            ):
                 yield line, scores, mask
+
+
+def _is_read_once(function: cst.FunctionDef, mask: str) -> bool:
+    """Whether a mask is added and compared with None alone, so that nothing else sees the axis that it is given."""
+    compared = [node for node in code.walk(function.body) if isinstance(node, cst.Comparison)]
+    count = _count(mask, function.body) - sum(_count(mask, node) for node in compared)
+    return count == 1
 
 
 def _sum(statement: cst.BaseSmallStatement) -> tuple[str, str]:
@@ -64,6 +77,10 @@ def _sum(statement: cst.BaseSmallStatement) -> tuple[str, str]:
         ) if scores in (left, right):
             return scores, right if scores == left else left
     return "", ""
+
+
+def _count(name: str, node: cst.CSTNode) -> int:
+    return sum(isinstance(each, cst.Name) and each.value == name for each in code.walk(node))
 
 
 def _applied(

@@ -23,7 +23,8 @@ class PositionOfReusedKeys(Codemod):
         queries = self.rope(queries, offset=offset)           after
 
     The offset is read before the layers update the cache: there it is S - L for keys that grow with the tokens, while
-    S of a buffer of fixed capacity is the capacity. All calls in between hand it on, or nothing is changed.
+    S of a buffer of fixed capacity is the capacity. All calls in between hand it on, or nothing is changed; and all of
+    them hand on the keys of all tokens and what was made of all the tokens that the step gave to the cache.
     """
 
     name = "position_of_reused_keys"
@@ -36,7 +37,7 @@ class PositionOfReusedKeys(Codemod):
             reuse = _reuse(method) if method else None
             if isinstance(owner, cst.ClassDef) and method and reuse:
                 way = _Way(tree)
-                if way.gives(owner, method, reuse.keys):
+                if way.gives(owner, method, reuse.keys, reuse.tokens):
                     changes |= {**way.changes, reuse.position: cst.Name(_OFFSET)}
                     if reuse.unneeded:
                         changes[reuse.unneeded] = cst.RemoveFromParent()
@@ -48,6 +49,7 @@ class _Reuse:
     """`offset=S - L` in a method that is given the keys."""
 
     keys: str
+    tokens: str
     position: cst.BinaryOperation
     unneeded: cst.CSTNode | None
     """The statement that S comes from, if nothing else needs it."""
@@ -64,12 +66,14 @@ def _reuse(method: cst.FunctionDef) -> _Reuse | None:
                 keys, axis, line = _length(method, left)
                 tokens, tokens_axis, _ = _length(method, right)
                 if (
-                    keys in _parameters(method)
+                    {keys, tokens} <= {*_parameters(method)}
                     and axis in _KEYS_AXES
-                    and tokens not in ("", keys)
+                    and tokens != keys
                     and tokens_axis in _TOKENS_AXES
                 ):
-                    return _Reuse(keys, position, line if line and _reads(method, left) == 1 else None)
+                    return _Reuse(
+                        keys, tokens, position, line if line and _reads(method, left) == 1 else None
+                    )
     return None
 
 
@@ -114,15 +118,18 @@ class _Way:
         self.parents = code.parents(tree)
         self.changes: dict[cst.CSTNode, code.Change] = {}
 
-    def gives(self, owner: cst.ClassDef, method: cst.FunctionDef, keys: str) -> bool:
+    def gives(self, owner: cst.ClassDef, method: cst.FunctionDef, keys: str, tokens: str) -> bool:
         """Add the parameter to a method and the argument to its calls; whether all are known and can have it."""
         if method.params in self.changes:
             return True
         needed = [parameter.name.value for parameter in method.params.params if parameter.default is None]
+        if not {keys, tokens} <= {*needed} or _is_set(method, keys) or _is_cut(method, tokens):
+            return False
         self.changes[method.params] = self._with_offset(method.params, len(needed))
         calls = self._calls(owner.name.value)
         return bool(calls) and all(
-            self._passes(*call, place=len(needed) - 1, keys=needed.index(keys) - 1) for call in calls
+            self._passes(*call, len(needed) - 1, needed.index(keys) - 1, needed.index(tokens) - 1)
+            for call in calls
         )
 
     def _with_offset(self, parameters: cst.Parameters, place: int) -> cst.Parameters:
@@ -168,7 +175,7 @@ class _Way:
         return ""
 
     def _passes(
-        self, owner: cst.ClassDef, method: cst.FunctionDef, call: cst.Call, place: int, keys: int
+        self, owner: cst.ClassDef, method: cst.FunctionDef, call: cst.Call, place: int, keys: int, tokens: int
     ) -> bool:
         before = call.args[:place]
         if len(before) < place or any(arg.star or arg.keyword for arg in before):
@@ -178,10 +185,10 @@ class _Way:
         if place == len(call.args):
             offset = cst.Arg(cst.Name(_OFFSET))
         self.changes[call] = call.with_changes(args=[*before[:-1], last, offset, *call.args[place:]])
-        given = code.text(call.args[keys].value)
+        given, states = code.text(call.args[keys].value), _whole(call.args[tokens].value)
         if given in _parameters(method):
-            return _OFFSET not in code.names(method) and self.gives(owner, method, given)
-        return self._reads_offset(method, given)
+            return _OFFSET not in code.names(method) and self.gives(owner, method, given, states)
+        return states != "" and not _is_cut(method, states) and self._reads_offset(method, given)
 
     def _reads_offset(self, method: cst.FunctionDef, keys: str) -> bool:
         """Read the offset before the first loop over the caches, which must precede the reading of the keys."""
@@ -195,12 +202,38 @@ class _Way:
             len(sources) != 1
             or not loops
             or sources[0][0] < loops[0]
+            or [name for name, _ in code.stores(method)].count(keys) != 1
             or any(map(_updates, lines[: loops[0]]))
         ):
             return False
         line = cst.parse_statement(f"{_OFFSET} = {sources[0][1]}.offset\n")
         self.changes[lines[loops[0]]] = cst.FlattenSentinel([line, lines[loops[0]]])
         return True
+
+
+def _is_set(method: cst.FunctionDef, name: str) -> bool:
+    return name in [stored for stored, _ in code.stores(method)]
+
+
+def _whole(value: cst.BaseExpression) -> str:
+    """Return the name of the hidden states that are given as they are, or normed; nothing for anything else."""
+    match value:
+        case cst.Name(name):
+            return name
+        case cst.Call(func=cst.Attribute(value=cst.Name("self")), args=[cst.Arg(cst.Name(name))]):
+            return name
+    return ""
+
+
+def _is_cut(method: cst.FunctionDef, name: str) -> bool:
+    """Whether a name may at some place hold fewer tokens than at another."""
+    values = [value for stored, value in code.stores(method) if stored == name]
+    return any(
+        value is None
+        or any(isinstance(node, cst.Subscript) for node in code.walk(value))
+        or code.text(value).startswith("mx.")
+        for value in values
+    )
 
 
 def _call_method(owner: cst.CSTNode) -> cst.FunctionDef | None:
