@@ -162,7 +162,7 @@ class Subject:
         # Lazily, in float32: whether it can be evaluated in another dtype is a check's business. With caches: a
         # forward may take their position unasked.
         model = build_lazy(self.module, resolve_arguments(self.module, self.tiny))
-        return int(model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model)).shape[-1])
+        return int(model(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(model)).shape[-1])
 
     def _provider(self, model: nn.Module) -> FixedCapacityKVCacheProviding:
         return adapter_for(model, evidence="ignore")
