@@ -151,8 +151,9 @@ class Assembly:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the model's code is being imported for the first time."""
-        return self._ready and self.planned is None and not self.request.unloadable
+        """Whether the model's code is being imported for the first time, to be audited itself."""
+        request = self.request
+        return self._ready and self.planned is None and not request.unloadable and request.planting is None
 
     def reading(self, how: str, last_line: str) -> Assembly:
         """Begin anew with a model that could not be loaded: only its source is looked at.

@@ -70,7 +70,8 @@ def make_patch(target: Target, unpatched: Iterable[Result]) -> Patch:
     """
     main = source_of(target)
     named = {mlx_lm_models() / name for name in _helpers(unpatched)}
-    helpers = sorted(file for file in named if file != main and file.is_file())
+    # By name: a file in a checkout of mlx-lm is told by the same place as the installed one.
+    helpers = sorted(file for file in named if file.name != main.name and file.is_file())
     sources = [patch_source(main, "" if target.file else target.module or "")]
     sources += [patch_source(file, f"mlx_lm.models.{file.stem}") for file in helpers]
     return Patch(target, tuple(source for source in sources if source.before != source.after))
