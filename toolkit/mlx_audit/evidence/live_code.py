@@ -6,13 +6,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
-
-import mlx.nn as nn
+from typing import TYPE_CHECKING, Any
 
 from mlx_audit.evidence.callables import PACKAGES, code_of, home_of, is_written, name_of, package_of, parts
 from mlx_audit.evidence.compiled_files import CompiledFile, compiled_file, literals
 from mlx_audit.evidence.own_imports import foreign_imports
+
+if TYPE_CHECKING:
+    import mlx.nn as nn
 
 _PROVIDES = "new_fixed_capacity_cache"
 """A model that has this method makes its caches itself."""
@@ -60,6 +61,8 @@ def foreign_code(model: Any, own: Path | None = None) -> list[str]:
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield all modules with their paths, as `named_modules` does, in a fraction of its time."""
+    import mlx.nn as nn  # not above: pytest's collection and `list` import this module, and need no MLX
+
     waiting: list[tuple[str, Any]] = [("", model)]
     while waiting:
         path, value = waiting.pop()
@@ -148,6 +151,8 @@ class _Look:
                 self._globals[id(space)] = space
 
     def _foreign_in_module(self, space: dict[str, Any]) -> Iterator[str]:
+        import mlx.nn as nn
+
         home, file = space["__name__"], self._file(_file_of(space))
         self.spaces.append(space)
         for name, value in [*space.items()]:
