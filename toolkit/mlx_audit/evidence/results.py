@@ -44,6 +44,20 @@ class ClaimResult(_Model):
     reason: str = ""
 
 
+class KillSummary(_Model):
+    """What became of the faults that were planted in a variant's tiny model."""
+
+    profile: str
+    killed: dict[str, list[str]]
+    """By check, the names of the faults that it is named for and saw."""
+    survived: list[str] = Field(default_factory=list)
+    """Names of the faults that the check named for them did not see."""
+    unshown: list[str] = Field(default_factory=list)
+    """Names of the faults that the model has no place for, or whose check fails anyway."""
+    digest: str = ""
+    """Over the syntax trees of the checks, the tracer and the faults that made it."""
+
+
 class Result(_Model):
     """One target × variant × configuration."""
 
@@ -60,10 +74,12 @@ class Result(_Model):
     seed: int = 0
     profile: str = "quick"
     seconds: float = 0.0
+    faults: KillSummary | None = None
+    """Of the variant, where its record has one."""
 
 
 class Environment(_Model):
-    """Where the results were made."""
+    """Where the results were made; a record does not say all of it, and leaves the rest empty."""
 
     mlx_audit: str
     mlx: str
