@@ -19,7 +19,8 @@ from mlx_audit.adapters import GenericAdapter, adapter_for
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence import registered
-from mlx_audit.evidence.records import current_digests, load_record, record_state
+from mlx_audit.evidence.records import current_digests, load_record
+from mlx_audit.evidence.standing import record_state
 from mlx_audit.manifests import find_manifest, load_manifest
 from mlx_audit.models.modules import FILE_PREFIX
 from mlx_audit.resources import model_audits

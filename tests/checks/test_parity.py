@@ -50,6 +50,33 @@ def test_each_window_is_turned() -> None:
     assert 0 < figures["minimum_tolerance"] < 1e-4
 
 
+def test_the_figures_give_the_difference_of_each_step() -> None:
+    figures = green("PAR001", sliding("sliding", "full")).figures
+    shown = figures["float32"]
+    assert len(shown["differences"]) == 25, "the longest run takes 25 steps"
+    assert shown["steps_a_difference"] == 1
+    assert 0 < max(shown["differences"]) < shown["allowed"] == 1e-4
+    assert max(shown["differences"]) == float(f"{shown['minimum_tolerance']:.3g}")
+    assert "differences" not in figures["bfloat16"]
+    exact = green("PAR001", healthy()).figures["float32"]
+    assert (set(exact["differences"]), exact["allowed"]) == ({0.0}, 0.0)
+
+
+def test_many_steps_share_a_number() -> None:
+    wide = green("PAR001", sliding("sliding", "full", window=32)).figures["float32"]
+    assert (len(wide["differences"]), wide["steps_a_difference"]) == (49, 2), "97 steps, in twos"
+    assert max(wide["differences"]) == float(f"{wide['minimum_tolerance']:.3g}"), "none is left out"
+
+
+def test_the_step_that_differs_is_among_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS["ring_turns_one_early"](monkeypatch)
+    result = red("PAR001", sliding("sliding", "full"))
+    assert result.where is not None
+    assert result.where.startswith("step 1 after a prompt of 13")
+    assert len(result.figures["differences"]) == 1
+    assert result.figures["differences"][0] > result.figures["allowed"]
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

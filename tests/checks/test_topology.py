@@ -34,7 +34,18 @@ def test_healthy(code: str, family: str) -> None:
 
 def test_alternating_layers_as_declared() -> None:
     subject = new_subject(config=config_of("llama", **SLIDING), expected=[ROTATING, LINEAR] * 2)
-    assert green("TOP001", subject).figures["kinds"] == {"rotating": 2, "linear": 2}
+    figures = green("TOP001", subject).figures
+    assert figures["kinds"] == {"rotating": 2, "linear": 2}
+    assert figures["layers"] == [["rotating(window=8, keep=0)", 1], ["linear", 1]] * 2
+
+
+def test_equal_layers_in_a_row_are_one_entry_of_the_figures() -> None:
+    config = config_of("llama", layer_types=["sliding_attention", *["full_attention"] * 3], sliding_window=8)
+    subject = new_subject(config=config, expected=[ROTATING, *[LINEAR] * 3])
+    live = [["rotating(window=8, keep=0)", 1], ["linear", 3]]
+    assert green("TOP001", subject).figures["layers"] == live
+    wrong = new_subject(config=config, expected=[LINEAR] * 4)
+    assert red("TOP001", wrong).figures["layers"] == live, "what is there, not what is declared"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from mlx_audit.evidence import CheckResult, Result
 from mlx_audit.evidence.codes import needed_codes
+from mlx_audit.evidence.digests import ordered, ordered_toolkit, total
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.records import Record, make_record
 from mlx_audit.manifests import find_manifest
@@ -34,6 +35,17 @@ def result_of(
 def every_check(**last: object) -> list[CheckResult]:
     """Return a pass of each check that a verdict needs; `last` are further values of PAR001's."""
     return [check(code, **(last if code == "PAR001" else {})) for code in sorted(needed_codes())]
+
+
+def of_other_code(record: Record, part: str, file: str = "") -> Record:
+    """Return a copy of a record as it would have been made when a file of `model` or `toolkit` was another."""
+    files = {name: dict(group) for name, group in record.files.items()}
+    digest = "sha256:0"
+    if part in files:
+        files[part][file or next(iter(files[part]))] = "0" * 64
+        order = ordered(record.module, files[part]) if part == "model" else ordered_toolkit(files[part])
+        digest = total(order)
+    return record.model_copy(update={"digests": {**record.digests, part: digest}, "files": files})
 
 
 @pytest.fixture

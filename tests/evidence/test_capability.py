@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlx_lm.models import qwen2
 
-from evidence.conftest import check, every_check
+from evidence.conftest import check, every_check, of_other_code, result_of
 from mlx_audit.decode import CompiledDecodeSession
 from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence import identify, require_capable
 from mlx_audit.evidence import records as records_module
 from mlx_audit.evidence.capability import manifest_beside
-from mlx_audit.evidence.records import Record, RecordedResult, RecordedVariant, record_path, write_record
+from mlx_audit.evidence.environment import backend
+from mlx_audit.evidence.records import (
+    Record,
+    RecordedResult,
+    RecordedVariant,
+    make_record,
+    record_path,
+    write_record,
+)
+from mlx_audit.evidence.standing import evidence_of, standing
+from mlx_audit.manifests import find_manifest
 from mlx_audit.models.build import build_tiny, resolve_arguments
 from mlx_audit.models.modules import import_file
 from model_files import write_manifest, write_model
@@ -83,7 +94,7 @@ def test_damaged_record(record: Record, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["model", "toolkit", "manifest"])
 def test_stale_record(record: Record, tmp_path: Path, key: str) -> None:
-    write_record(record.model_copy(update={"digests": {**record.digests, key: "sha256:0"}}), tmp_path)
+    write_record(of_other_code(record, key), tmp_path)
     assert "the record is stale" in refusal(tiny_model("qwen2"), tmp_path)
 
 
@@ -102,10 +113,22 @@ def test_record_that_proves_something_else(record: Record, tmp_path: Path, statu
     assert "because" in text
 
 
-def test_limited_is_enough(record: Record, tmp_path: Path) -> None:
+def test_a_record_with_limits_that_are_not_claimed_proves_less(record: Record, tmp_path: Path) -> None:
     record.variants["full"].limits.append("no padding")
     write_record(record, tmp_path)
-    assert require_capable(tiny_model("qwen2"), records=tmp_path).variant == "full"
+    assert "the variant is limited; found: the record says limited: no padding" in refusal(
+        tiny_model("qwen2"), tmp_path
+    )
+
+
+def test_limited_is_enough_where_it_is_claimed(tmp_path: Path) -> None:
+    manifest = find_manifest("qwen2_vl")
+    assert manifest is not None
+    limits = manifest.variants["text"].limits
+    results = [result_of(*every_check(), variant="text", limits=limits)]
+    write_record(make_record(manifest, results, backend(), version("mlx")), tmp_path)
+    found = standing(evidence_of(manifest, backend(), [tmp_path]), "text")
+    assert (found.claimed, found.state, found.verdict) == ("limited", "holds", "limited")
 
 
 def test_record_without_this_variant(record: Record, tmp_path: Path) -> None:

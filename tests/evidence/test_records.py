@@ -73,7 +73,7 @@ def _resealed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
     def edit(path: Path) -> None:
         data = json.loads(path.read_text(encoding="utf-8"))
         change(data)
-        data["digest"] = module._self_digest(data)
+        data["digest"] = module.self_digest(data)
         path.write_text(json.dumps(data), encoding="utf-8")
 
     return edit

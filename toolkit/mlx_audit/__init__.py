@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mlx_audit.adapters import FixedCapacityKVCacheProviding, adapter_for
     from mlx_audit.caches import FixedCapacityCache, FixedCapacityKVCache
     from mlx_audit.decode import CompiledDecodeSession
+    from mlx_audit.models.checkpoint import load
 
 __all__ = [
     "CompiledDecodeSession",
@@ -18,6 +19,7 @@ __all__ = [
     "FixedCapacityKVCacheProviding",
     "__version__",
     "adapter_for",
+    "load",
 ]
 
 _HOMES = {
@@ -26,6 +28,7 @@ _HOMES = {
     "FixedCapacityKVCache": "caches",
     "FixedCapacityKVCacheProviding": "adapters",
     "adapter_for": "adapters",
+    "load": "models.checkpoint",
 }
 
 

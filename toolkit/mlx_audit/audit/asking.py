@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import selectors
 import time
+from typing import Protocol
 
 from mlx_audit.audit.process import Child, death
-from mlx_audit.audit.request import Request
 from mlx_audit.errors import MlxAuditError
 
 _LOOK_SECONDS = 0.2
 _LONGEST_ANSWER = 16 << 20
+
+
+class Asked(Protocol):
+    """What a child is asked: a target, and what to do with it."""
+
+    @property
+    def text(self) -> str:
+        """The target as the user typed it, for messages."""
+
+    def model_dump_json(self) -> str:
+        """Return the whole as one line."""
 
 
 class NoAnswer(MlxAuditError):
@@ -27,7 +38,7 @@ class Refused(MlxAuditError):
         self.exit_code = exit_code
 
 
-def ask(module: str, request: Request, timeout: float, doing: str) -> tuple[bytes, str]:
+def ask(module: str, request: Asked, timeout: float, doing: str) -> tuple[bytes, str]:
     """Return a child's answer, and what the target's code printed.
 
     Args:
@@ -53,7 +64,7 @@ def ask(module: str, request: Request, timeout: float, doing: str) -> tuple[byte
     return answer, child.errors_tail
 
 
-def _line(child: Child, request: Request, timeout: float, doing: str) -> bytes:
+def _line(child: Child, request: Asked, timeout: float, doing: str) -> bytes:
     """Wait for the answer, the end of the process, or the time-out."""
     deadline, line = time.monotonic() + timeout, b""
     with selectors.DefaultSelector() as selector:
@@ -74,7 +85,7 @@ def _line(child: Child, request: Request, timeout: float, doing: str) -> bytes:
     raise _failed(f"the process was stopped after {timeout:g} s (time-out)", child, request, doing)
 
 
-def _failed(how: str, child: Child, request: Request, doing: str) -> NoAnswer:
+def _failed(how: str, child: Child, request: Asked, doing: str) -> NoAnswer:
     return NoAnswer(
         f"{how} while the model was {doing}",
         where=child.where or request.text,

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_audit.errors import MlxAuditError
+from mlx_audit.manifests.files import read_bounded
 from mlx_audit.manifests.problems import display, shown
 
+_MOST_BYTES = 1 << 20
 _LINE = re.compile(r"(?P<item>[^\s:#]+::[^\s:#]+::[^\s:#]+)\s+#\s*(?P<reason>\S.*)")
 
 
@@ -43,8 +45,11 @@ def read_known_failures(file: Path) -> dict[str, KnownFailure]:
         KnownFailuresError: a line is of another form, or its item has a line already.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        data = read_bounded(file, _MOST_BYTES)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+        lines = data.decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
         raise KnownFailuresError(
             "the known failures cannot be read", where=display(file), found=error
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,24 @@ from mlx_audit.audit.planted import PLANT, planted_name
 from mlx_audit.audit.request import Request
 from mlx_audit.audit.runner import Outcome
 from mlx_audit.errors import MlxAuditError
+from mlx_audit.evidence.atomic import clear_leftovers
 from mlx_audit.evidence.own_imports import foreign_imports
-from mlx_audit.evidence.records import make_record, write_record
-from mlx_audit.evidence.results import Result
+from mlx_audit.evidence.records import (
+    Record,
+    RecordError,
+    load_record,
+    make_record,
+    record_path,
+    write_record,
+)
+from mlx_audit.evidence.results import CheckResult, Result
 from mlx_audit.manifests import load_manifest
 
 MEASURED = ("_seconds", "_measured")
 """Ends of the names of figures that differ from run to run; records leave them out."""
+
+_FOLDERS = re.compile(r"(?<![\w.)/~-])~?(?:/[^\s/:'\"`]+)+/(?=[^\s/])")
+"""The folders of an absolute path."""
 
 
 class NotRecorded(MlxAuditError):
@@ -94,7 +106,8 @@ def record(outcome: Outcome, folder: Path) -> Path:
         NotRecorded: a claim does not hold, so that there is nothing to prove; an older record stays as it is.
     """
     _require_nothing_planted()
-    claimed = [result for result in outcome.results if _is_claimed(result)]
+    clear_leftovers(folder / outcome.request.family)
+    claimed = [result for result in outcome.results if is_claimed(result)]
     for result in claimed:
         if code_of(result) != HOLDS or not result.checks:
             raise NotRecorded(
@@ -109,24 +122,31 @@ def record(outcome: Outcome, folder: Path) -> Path:
         )
     manifest = load_manifest(outcome.request.manifest)
     environment = outcome.environment
-    stable = [_stable(result) for result in claimed]
-    made = make_record(manifest, stable, environment.backend, environment.mlx)
+    stable_results = [_stable(result) for result in claimed]
+    made = make_record(manifest, stable_results, environment.backend, environment.mlx)
     # The child that audited may have been started with other paths.
     if any(result.digests.get("adapter") != made.digests.get("adapter") for result in claimed):
         raise NotRecorded(
             "no record was made: another adapter was audited than the one that serves the family here",
             where=manifest.family,
         )
+    _kept_faults(made, folder)
     return write_record(made, folder)
 
 
-def _is_claimed(result: Result) -> bool:
+def _stable(result: Result) -> Result:
+    return result.model_copy(update={"checks": [stable(check) for check in result.checks]})
+
+
+def is_claimed(result: Result) -> bool:
+    """Return whether a result is recorded: something is claimed of it, capable or not."""
     return any(claim.claimed not in (None, "undecided") for claim in result.claims.values())
 
 
-def _stable(result: Result) -> Result:
-    checks = [check.model_copy(update={"figures": _unmeasured(check.figures)}) for check in result.checks]
-    return result.model_copy(update={"checks": checks})
+def stable(check: CheckResult) -> CheckResult:
+    """Return a check's result as it is recorded: the same wherever and whenever it is made on one kind of machine."""
+    figures, reason = _unmeasured(check.figures), _without_folders(check.reason)
+    return check.model_copy(update={"figures": figures, "reason": reason})
 
 
 def _unmeasured(value: Any) -> Any:
@@ -134,4 +154,21 @@ def _unmeasured(value: Any) -> Any:
         return {key: _unmeasured(item) for key, item in value.items() if not key.endswith(MEASURED)}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_unmeasured(item) for item in value]
-    return value
+    return _without_folders(value) if isinstance(value, str) else value
+
+
+def _without_folders(text: str) -> str:
+    """Return a text whose absolute paths are names of files: folders are those of one machine."""
+    return _FOLDERS.sub("", text)
+
+
+def _kept_faults(made: Record, folder: Path) -> None:
+    """Take over what the old record says of planted faults, where it is of the same code and manifest."""
+    path = record_path(folder, made.family, made.backend)
+    try:
+        old = load_record(path)
+    except RecordError:
+        return  # none is there, or none that counts: it is replaced
+    if old.digests == made.digests and old.mlx == made.mlx:
+        for name, variant in made.variants.items():
+            variant.faults = old.variants[name].faults if name in old.variants else None

@@ -22,7 +22,7 @@ from mlx_audit.checks.runs import (
 from mlx_audit.checks.scenario import Scenario, during
 from mlx_audit.checks.stand_ins import stand_ins_for
 from mlx_audit.checks.subject import Subject
-from mlx_audit.checks.tolerance import error_allowed
+from mlx_audit.checks.tolerance import error_allowed, relative_difference
 from mlx_audit.errors import describe
 from mlx_audit.evidence.environment import backend
 
@@ -32,6 +32,9 @@ _SHORT = 3
 
 _WIDEST = 128
 """Tokens of the widest window that is turned here."""
+
+_MOST_DIFFERENCES = 64
+"""Numbers that the figures give of the steps."""
 
 
 class TeacherForcedLogits(Check):
@@ -46,6 +49,8 @@ class TeacherForcedLogits(Check):
         `minimum_tolerance` is the smallest relative tolerance that would have passed. `float64` gives the error of
         eager and of compiled float32 against eager float64 on the same weights, relative to the largest logit; that of
         compiled decoding may be a small multiple of eager's. Another most likely token fails, but for a tie.
+        `differences` is the largest difference at each step in float32, over all prompts, relative to the largest logit;
+        `allowed` is the bound. Of more than 64 steps, each number is the largest of `steps_a_difference` steps.
         A dtype that eager decoding refuses here says so; where only `gather_mm` refuses it, both sides run with a
         stand-in, which is named.
 
@@ -81,9 +86,37 @@ class TeacherForcedLogits(Check):
         return figures
 
 
+class _StepComparer(Comparer):
+    """Also remembers the largest relative difference at each step, over all runs; its figures give them in float32."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject.tolerance)
+        self._shown = subject.dtype == "float32"
+        self._by_step: list[float] = []
+
+    def check_step(self, step: int, got: mx.array, want: mx.array, where: str) -> None:
+        """Compare the logits of a step, counted from 1, as `check` does; the one that fails is remembered too."""
+        self._by_step += [0.0] * (step - len(self._by_step))
+        self._by_step[step - 1] = max(self._by_step[step - 1], relative_difference(got, want))
+        self.check(got, want, where)
+
+    def figures(self) -> Figures:
+        if not self._shown:
+            return super().figures()
+        together = max(1, -(-len(self._by_step) // _MOST_DIFFERENCES))
+        starts = range(0, len(self._by_step), together)
+        largest = [max(self._by_step[start : start + together]) for start in starts]
+        return {
+            **super().figures(),
+            "differences": [float(f"{difference:.3g}") for difference in largest],
+            "steps_a_difference": together,
+            "allowed": self.tolerance.relative,
+        }
+
+
 def _in_dtype(subject: Subject) -> Figures | str:
     """Compare in the subject's dtype; a shorter one than float32 may be impossible here, and then why is returned."""
-    comparer = Comparer(subject.tolerance)
+    comparer = _StepComparer(subject)
     if subject.dtype == "float32":
         for runs in _plans(subject):
             _compare(subject, runs, comparer)
@@ -114,7 +147,7 @@ def _plans(subject: Subject) -> Iterator[list[tuple[int, int]]]:
         yield [*short, (2 * window + 1, 3 * window + 1)]
 
 
-def _compare(subject: Subject, runs: Sequence[tuple[int, int]], comparer: Comparer) -> None:
+def _compare(subject: Subject, runs: Sequence[tuple[int, int]], comparer: _StepComparer) -> None:
     base = session_for(subject, max(prompt + count for prompt, count in runs))
     positions: list[int] = []
     for prompt, count in runs:
@@ -125,7 +158,7 @@ def _compare(subject: Subject, runs: Sequence[tuple[int, int]], comparer: Compar
         with during(Scenario(prompt, count, base.capacity, dtype=subject.dtype)):
             comparer.check(session.prefill([tokens[:prompt]]), wanted[0], f"prefill {label}")
             for step, (token, want) in enumerate(zip(tokens[prompt:], wanted[1:], strict=True), start=1):
-                comparer.check(session.step([token]), want, f"step {step} {label}")
+                comparer.check_step(step, session.step([token]), want, f"step {step} {label}")
         positions += range(prompt + 1, prompt + count + 1)
         require_traces(session, positions, comparer.figures())
 

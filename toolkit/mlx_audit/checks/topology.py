@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from mlx_audit.checks.base import Check, CheckFailed, Figures, NotRun
@@ -17,7 +18,8 @@ class DeclaredTopology(Check):
 
     What it does:
         Builds the model without weights, asks it for its caches, and compares class and parameters entry by entry,
-        and part by part inside composites, with what the manifest's rules give for the same arguments.
+        and part by part inside composites, with what the manifest's rules give for the same arguments. `layers` is the
+        live caches in order, each with how many equal ones stand in a row.
 
     Why:
         Adapters are made from the declaration. A layer declared as full attention that is sliding would attend to
@@ -42,9 +44,12 @@ class DeclaredTopology(Check):
 
     def run(self, subject: Subject) -> Figures:
         declared, live = list(subject.expected or ()), live_specs(subject.lazy_model)
+        figures: Figures = {"caches": len(live), "kinds": _kinds(live), "layers": _layers(live)}
         if len(declared) != len(live):
             raise CheckFailed(
-                f"make_cache() gives {len(live)} entries, declared are {len(declared)}", where="topology"
+                f"make_cache() gives {len(live)} entries, declared are {len(declared)}",
+                where="topology",
+                figures=figures,
             )
         for index, (want, got) in enumerate(zip(declared, live, strict=True)):
             # Caches of a class that is not known stand here only where the model brings fixed ones of its own.
@@ -52,8 +57,9 @@ class DeclaredTopology(Check):
                 raise CheckFailed(
                     f"cache {index}: make_cache() gives {got.label()}, declared is {want.label()}",
                     where=f"topology.layers[{want.rule}]",
+                    figures=figures,
                 )
-        return {"caches": len(live), "kinds": _kinds(live)}
+        return figures
 
 
 class LayerKindsExercised(Check):
@@ -206,6 +212,10 @@ def _require_known(subject: Subject, live: Sequence[CacheSpec]) -> None:
         what = "has no fixed-capacity form" if is_mlx_lms(name) else "is not a cache class of mlx-lm"
         more = f" (and {len(unknown) - 1} more places)" if unknown[1:] else ""
         raise NotRun(f"{place}: {name} {what}{more}")
+
+
+def _layers(specs: Sequence[CacheSpec]) -> list[list[Any]]:
+    return [[label, len(list(run))] for label, run in groupby(spec.label() for spec in specs)]
 
 
 def _kinds(specs: Sequence[CacheSpec]) -> dict[str, int]:

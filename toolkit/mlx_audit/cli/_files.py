@@ -29,12 +29,12 @@ def inputs(target: Target, config: Path | None = None) -> list[Path]:
     return found
 
 
-def require_no_input(option: str, place: Path, read: Iterable[Path]) -> None:
+def require_no_input(option: str, place: Path, read: Iterable[Path], how: str = "audited") -> None:
     """Refuse to write over what is read."""
     for file in read if place.exists() else ():
         if file.exists() and place.samefile(file):
             raise MlxAuditError(
-                "this would write over what is audited",
+                f"this would write over what is {how}",
                 where=f"{option} {place.name}",
                 found=file,
                 fix="name another file",
@@ -46,6 +46,16 @@ def results(option: str, file: str, read: Iterable[Path]) -> Path:
     place = _choices.output(option, file)
     require_no_input(option, place, read)
     _require_begin(option, place, (b"{",), "a new file, or one that begins with {", "name another file")
+    return place
+
+
+def report(option: str, file: str, read: Iterable[Path], begin: bytes) -> Path:
+    """Return where a report goes; an existing file that does not begin as its format does is somebody else's."""
+    place = _choices.output(option, file)
+    require_no_input(option, place, read, "reported")
+    _require_begin(
+        option, place, (begin,), f"a new file, or one that begins with {begin.decode()}", "name another file"
+    )
     return place
 
 

@@ -36,6 +36,7 @@ Only = Annotated[list[str] | None, typer.Option("--only", help="Only these fault
 Listed = Annotated[bool, typer.Option("--list", help="Print the faults, and plant nothing.")]
 Config = Annotated[Path | None, typer.Option("--config", help="The config.json of a model file.")]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the matrix; - is stdout.")]
+Record = Annotated[bool, typer.Option("--record", help="Keep a summary in the record of each target.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes at a time; one a processor.")]
 
 
@@ -47,6 +48,7 @@ def faults(
     listed: Listed = False,
     config: Config = None,
     json: Json = None,
+    record: Record = False,
     jobs: Jobs = None,
 ) -> int:
     """Plant faults and print the kill matrix: exit 0 when each is seen by the check that is named for it, else 1."""
@@ -62,12 +64,40 @@ def faults(
         raise MlxAuditError("a fault is planted everywhere already", where=PLANT, fix=f"unset {PLANT}")
     if json not in (None, "-"):
         _choices.output("--json", json)
+    if record:
+        _require_recordable(targets or [], only, config)
     _choices.require_temporary_folder()
     started = time.perf_counter()
-    once = profile == "quick"
+    once = profile == "quick" and not record
     stacks = [*(_default_stacks(names, once) if all else []), *_stacks(targets or [], names, config)]
     matrix = _plant(stacks, profile, once, jobs)
-    return _report(matrix, json, time.perf_counter() - started)
+    code = _report(matrix, json, time.perf_counter() - started)
+    if record:
+        _record(matrix, stacks, profile)
+    return code
+
+
+def _require_recordable(targets: list[str], only: list[str] | None, config: Path | None) -> None:
+    """Refuse, before any work, what no record has room for, or what there is no record of."""
+    from mlx_audit.audit.fault_summaries import require_record
+    from mlx_audit.models.target import resolve_target
+
+    if only or config is not None or not targets:
+        raise MlxAuditError(
+            "a summary is kept of all faults in families that have records",
+            where="--record",
+            fix="name the families, without --only and --config",
+        )
+    for text in targets:
+        require_record(resolve_target(_choices.target(text)))
+
+
+def _record(matrix: KillMatrix, stacks: list[Stack], profile: str) -> None:
+    from mlx_audit.audit.fault_summaries import record_summaries
+
+    for stack in stacks:
+        if not stack.name:  # a target; the stacks of every kind of cache have names, and no records
+            _console.note(record_summaries(matrix, stack.request, profile))
 
 
 def _print_list(names: list[str]) -> int:

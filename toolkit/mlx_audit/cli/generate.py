@@ -39,6 +39,7 @@ def generate(
 ) -> int:
     """Answer a prompt: compiled where a record proves it, else eagerly, with the reason on stderr."""
     path = _path(model)
+    _note_stale(path, model)
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise MlxAuditError("the prompt is empty", where="--prompt")
@@ -68,6 +69,17 @@ def _path(model: str) -> Path:
             "text needs a checkpoint", where=f"--model {model}", allowed="a folder, a .gguf file, or smollm2"
         )
     return target.folder
+
+
+def _note_stale(path: Path, model: str) -> None:
+    """Say it once, in this command line's own way, and not also as the session does."""
+    import warnings
+
+    from mlx_audit.cli._stamps import note_stale
+    from mlx_audit.evidence.stamps import StaleStamp
+
+    note_stale(path, model)
+    warnings.simplefilter("ignore", StaleStamp)
 
 
 def _load(path: Path) -> Checkpoint:

@@ -33,7 +33,7 @@ def list(json: Json = False) -> int:  # noqa: A001 - the function is named like 
 
 
 def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
-    from mlx_audit.evidence.records import record_state
+    from mlx_audit.evidence.standing import record_state
 
     return tuple(
         {

@@ -144,7 +144,10 @@ def _require_recordable(requests: list[Request]) -> None:
 def _audit(requests: list[Request], jobs: int | None, timeout: float, child: Child) -> list[Outcome]:
     from mlx_audit.audit.runner import run_audits
     from mlx_audit.cli._progress import progress
+    from mlx_audit.cli._stamps import note_stale
 
+    for request in requests:
+        note_stale(request.folder, request.text)
     with progress() as listener:
         return run_audits(requests, jobs=jobs, timeout=timeout, listener=listener, ready=[child])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +10,10 @@ from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence.conditions import is_met
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.live_code import foreign_code, own_file
-from mlx_audit.evidence.records import RecordError, find_record, search_path, staleness
+from mlx_audit.evidence.records import search_path
 from mlx_audit.evidence.registered import adapter_digest
+from mlx_audit.evidence.stamps import warn_of_stale_stamp
+from mlx_audit.evidence.standing import Evidence, Standing, evidence_of, rope_standing, standing
 from mlx_audit.manifests import Manifest, find_manifest, load_manifest
 from mlx_audit.models.rope import rope_kind
 
@@ -92,38 +93,22 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
     Raises:
         NotCompileCapable: the record is missing, damaged, stale, or proves something else.
     """
+    warn_of_stale_stamp(model)
     identity = identify(model)
     manifest, variant, arguments = identity
-    here = backend()
-
+    evidence = evidence_of(manifest, backend(), search_path(records))
     kind = rope_kind(arguments)
-    declared = manifest.rope_kinds or ["default"]
-    own = manifest.module.startswith("./")
-    target = str(manifest.path) if own else manifest.family
-    fix = run = f"mlx-audit run {target} --record"
-    if manifest.variants[variant].claims.compiled_decode in ("undecided", "not-capable"):
-        claim = manifest.variants[variant].claims.compiled_decode
-        fix = f"decode eagerly: {manifest.path.name} claims {claim} for variant {variant}, until {run} shows more"
-    elif kind not in declared:
-        fix = f"decode eagerly: {manifest.path.name} claims nothing for RoPE kind {kind}, until {run} shows more"
-    elif own:  # its record is written beside its manifest, where no session looks of its own accord
-        place = manifest.path.parent / "records"
-        fix = f"{run}, then pass records=Path({str(place)!r}) or set MLX_AUDIT_RECORDS={place}"
+    fix = _fix(evidence, variant, kind)
 
     def refused(what: str, found: object = None) -> NotCompileCapable:
-        where = f"{manifest.family}, variant {variant}, backend {here}"
+        where = f"{manifest.family}, variant {variant}, backend {evidence.backend}"
         return NotCompileCapable(what, where=where, found=found, fix=fix)
 
-    try:
-        record = find_record(manifest.family, here, search_path(records))
-    except RecordError as error:
-        raise refused("the record cannot be used", f"{error.where}: {error.what}") from error
-    if record is None:
-        raise refused("compiled decoding was not proved here: there is no record")
-    if record.module != manifest.module:
-        raise refused("the record is about another module", record.module)
-    if reasons := staleness(record, manifest, mlx_version=version("mlx")):
-        raise refused("the record is stale", "; ".join(reasons))
+    decode = standing(evidence, variant)
+    if decode.state != "holds" or decode.verdict not in ("capable", "limited"):
+        raise refused(*_obstacle(decode))
+    record = evidence.record
+    assert record is not None, "a claim holds by a record"
     # A user's file is audited under another name than it is imported by, and so without what is registered for that.
     if adapter_digest(type(model).__module__) != record.digests.get("adapter"):
         raise NotCompileCapable(
@@ -131,12 +116,7 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
             where=manifest.path.name,
             fix="register none for a model file: give its Model a method new_fixed_capacity_cache",
         )
-    recorded = record.variants.get(variant)
-    if recorded is None:
-        raise refused("the record does not cover this variant", ", ".join(record.variants))
-    verdict = recorded.verdict()
-    if verdict.name not in ("capable", "limited"):
-        raise refused(f"the variant is {verdict.name}", verdict.reason)
+    own = manifest.module.startswith("./")
     if foreign := foreign_code(model, own_file(model) if own else None):
         raise NotCompileCapable(
             "the model runs code that the record does not speak of",
@@ -145,14 +125,47 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
             allowed="modules of mlx.nn and mlx-lm, as they are installed, or of the audited file",
             fix="audit the changed model as a file: mlx-audit run MODEL.py --config config.json",
         )
-    for condition in recorded.conditions():
+    for condition in record.variants[variant].conditions():
         if is_met(model, condition["needs"], condition["when"]):
             raise NotCompileCapable(
                 "this configuration reaches code that the record does not speak of",
                 where=condition["what"],
                 found=f"a model for which {condition['when'] or 'the class is there'}",
-                fix=f"mlx-audit run {target} --config config.json, with the model's own",
+                fix=f"mlx-audit run {evidence.target} --config config.json, with the model's own",
             )
-    if kind not in declared or not recorded.proves_rope(kind, declared[0]):
+    if rope_standing(evidence, variant, kind, decode).state != "holds":
         raise refused("this RoPE kind was not proved", kind)
     return identity
+
+
+def _fix(evidence: Evidence, variant: str, kind: str) -> str:
+    """Return what to do about a refusal: the command that makes the record, or that there can be none."""
+    manifest, run = evidence.manifest, evidence.command
+    claim = manifest.variants[variant].claims.compiled_decode
+    if claim in ("undecided", "not-capable"):
+        claimed = f"{manifest.path.name} claims {claim} for variant {variant}"
+        return f"decode eagerly: {claimed}, until {run} shows more"
+    if kind not in (manifest.rope_kinds or ["default"]):
+        return f"decode eagerly: {manifest.path.name} claims nothing for RoPE kind {kind}, until {run} shows more"
+    if manifest.module.startswith(
+        "./"
+    ):  # its record lies beside its manifest, where no session looks by itself
+        place = manifest.path.parent / "records"
+        return f"{run}, then pass records=Path({str(place)!r}) or set MLX_AUDIT_RECORDS={place}"
+    return run
+
+
+def _obstacle(found: Standing) -> tuple[str, object]:
+    """Return why a claim lets no session in, in one clause, and the details."""
+    match found.state:
+        case "damaged":
+            return "the record cannot be used", found.reason
+        case "missing" if found.covered:
+            return "the record does not cover this variant", ", ".join(found.covered)
+        case "missing":
+            return "compiled decoding was not proved here: there is no record", None
+        case "stale":
+            return "the record is stale", found.reason
+        case "undecided":
+            return "compiled decoding was not proved here: nothing is claimed of this variant", None
+    return f"the variant is {found.verdict}", found.reason

@@ -6,17 +6,24 @@ import ast
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 import mlx_audit
 from mlx_audit.manifests import Manifest
 
-_OWN = ("caches", "adapters", "adapters/special", "decode")
+OWN = ("caches", "adapters", "adapters/special", "decode")
+"""Folders of the package whose code a proof depends on."""
+
 _MODELS = "mlx_lm.models"
+_FOLDER = "mlx_lm/models"
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same language; the one in C is not everywhere."""
+
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 """What Python's parser raises for a text that is no Python, or is nested too deeply."""
 
@@ -29,25 +36,73 @@ def model_digest(module: str) -> str:
     Args:
         module: Full name such as `mlx_lm.models.llama`.
     """
-    return _digest(_closure(_module_path(module)))
+    return total(model_files(module))
+
+
+def model_files(module: str) -> dict[str, str]:
+    """Return the digest of each file that `model_digest` covers by its name, such as `mlx_lm/models/llama.py`."""
+    return _trees(_closure(_module_path(module)), f"{_FOLDER}/")
 
 
 def file_digest(path: Path) -> str:
     """Return the digest of a model file that lies outside mlx-lm; its imports of mlx-lm's models count."""
-    return _digest(_closure(path))
+    return total(file_files(path))
 
 
-def files_digest(paths: Iterable[Path], *texts: str) -> str:
-    """Return the digest of the syntax trees of several files, and of texts that belong to them."""
-    total = hashlib.sha256(_digest(paths).encode())
+def file_files(path: Path) -> dict[str, str]:
+    """Return the digest of each file that `file_digest` covers, by name; the file itself is `./mine.py`, and first."""
+    start, *others = _closure(path)
+    return {**_trees([start], "./"), **_trees(others, f"{_FOLDER}/")}
+
+
+def with_texts(digest: str, *texts: str) -> str:
+    """Return the digest of files whose own one is known, and of texts that belong to them."""
+    whole = hashlib.sha256(digest.encode())
     for text in texts:
-        total.update(b"\0" + text.encode())
-    return f"sha256:{total.hexdigest()}"
+        whole.update(b"\0" + text.encode())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def total(files: Mapping[str, str]) -> str:
+    """Return the digest of several files from those of each, in the order given; folders don't count."""
+    whole = hashlib.sha256()
+    for name, digest in files.items():
+        whole.update(name.rpartition("/")[2].encode() + b"\0" + digest.encode() + b"\0")
+    return f"sha256:{whole.hexdigest()}"
+
+
+def tree_digest(path: Path) -> str:
+    """Return the digest of one file's syntax tree, in hexadecimal digits."""
+    return _tree_digest(path, path.stat().st_mtime_ns)
+
+
+def ordered(module: str, files: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a model in the order of their digest: its own first, then those that it imports."""
+    first = module if module.startswith("./") else f"{_FOLDER}/{module.removeprefix(_MODELS + '.')}.py"
+    return {name: files[name] for name in sorted(files, key=lambda name: (name != first, _stem(name)))}
+
+
+def ordered_toolkit(files: Mapping[str, str]) -> dict[str, str]:
+    """Return files of our own in the order in which they are digested."""
+    parts = [f"mlx_audit/{part}" for part in OWN]
+    known = [name for name in files if name.rpartition("/")[0] in parts]
+    return {n: files[n] for n in sorted(known, key=lambda n: (parts.index(n.rpartition("/")[0]), n))}
+
+
+def _stem(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(".py")
+
+
+def model_paths(manifest: Manifest) -> list[Path]:
+    """Return the files of a family's model: its own and those that it imports; its own alone when that is not there."""
+    own = manifest.module.startswith("./")
+    start = manifest.path.parent / manifest.module if own else _module_path(manifest.module)
+    return _closure(start) if start.is_file() else [start]
 
 
 def manifest_digest(manifest: Manifest) -> str:
     """Return the digest of what a manifest states about its family; prose, sources and claims don't count."""
-    stated = yaml.safe_load(manifest.path.read_text(encoding="utf-8"))
+    stated = yaml.load(manifest.path.read_text(encoding="utf-8"), Loader=_LOADER)
     for key in ("about", "sources", "requires", "configurations"):
         stated.pop(key, None)
     for variant in stated["variants"].values():
@@ -58,8 +113,33 @@ def manifest_digest(manifest: Manifest) -> str:
 @cache
 def toolkit_digest() -> str:
     """Return the digest of our own code that a proof depends on: caches, adapters and decode."""
-    root = Path(mlx_audit.__file__).parent
-    return _digest(path for part in _OWN for path in sorted((root / part).glob("*.py")))
+    return total(toolkit_files())
+
+
+@cache
+def faults_digest() -> str:
+    """Return the digest of what kills planted faults: the checks, the tracer and the faults themselves."""
+    return total(own_files("checks", "tracing", "faults"))
+
+
+def toolkit_files() -> dict[str, str]:
+    """Return the digest of each file that `toolkit_digest` covers, by name: `mlx_audit/caches/slots.py`."""
+    return own_files(*OWN)
+
+
+def own_files(*parts: str) -> dict[str, str]:
+    """Return the digest of each Python file in folders of the package, by name."""
+    root = package()
+    return {
+        f"mlx_audit/{part}/{path.name}": tree_digest(path)
+        for part in parts
+        for path in sorted((root / part).glob("*.py"))
+    }
+
+
+def package() -> Path:
+    """Return the folder of our own package."""
+    return Path(mlx_audit.__file__).parent
 
 
 def mlx_lm_models() -> Path:
@@ -80,7 +160,7 @@ def _closure(start: Path) -> list[Path]:
     waiting = [start]
     while waiting:
         path = waiting.pop()
-        for name in _imports(path):
+        for name in _looked_at(path, path.stat().st_mtime_ns)[1]:
             target = mlx_lm_models() / f"{name}.py"
             if name not in found and target.is_file() and target != start:
                 found[name] = target
@@ -88,12 +168,18 @@ def _closure(start: Path) -> list[Path]:
     return [start, *(found[name] for name in sorted(found))]
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Yield the names of modules in `mlx_lm.models` that a file imports; none where it is no Python."""
+@cache
+def _looked_at(path: Path, _modified: int) -> tuple[str, tuple[str, ...]]:
+    """Return the digest of a model file, and the names of the modules in `mlx_lm.models` that it imports."""
     try:
         tree = _tree(path)
+        return _hashed(tree), tuple(_imports(tree))
     except _UNREADABLE:
-        return
+        return _tree_digest(path, _modified), ()
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of modules in `mlx_lm.models` that a file imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             base = node.module or ""
@@ -109,45 +195,47 @@ def _imports(path: Path) -> Iterator[str]:
                     yield alias.name.removeprefix(f"{_MODELS}.").split(".")[0]
 
 
-def _digest(paths: Iterable[Path]) -> str:
-    total = hashlib.sha256()
-    for path in paths:
-        total.update(
-            path.name.encode() + b"\0" + _tree_digest(path, path.stat().st_mtime_ns).encode() + b"\0"
-        )
-    return f"sha256:{total.hexdigest()}"
+def _trees(paths: Iterable[Path], prefix: str) -> dict[str, str]:
+    return {f"{prefix}{path.name}": _looked_at(path, path.stat().st_mtime_ns)[0] for path in paths}
 
 
 @cache
 def _tree_digest(path: Path, _modified: int) -> str:
     try:
-        return hashlib.sha256("".join(_dump(_tree(path))).encode()).hexdigest()
+        return _hashed(_tree(path))
     except _UNREADABLE:  # then its bytes stand for it
         return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _hashed(tree: ast.Module) -> str:
+    parts: list[str] = []
+    _dump(tree, parts.append)
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes(), filename=str(path))
 
 
-def _dump(node: object) -> Iterator[str]:
-    """Yield a text of a syntax tree that leaves out empty fields, so that it is the same in all Python versions."""
+def _dump(node: object, write: Callable[[str], None]) -> None:
+    """Write a text of a syntax tree that leaves out empty fields, so that it is the same in all Python versions."""
     if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
-        for name, value in ast.iter_fields(node):
+        write(f"({type(node).__name__}")
+        for name in node._fields:
+            value = getattr(node, name, None)
             if name == "body" and isinstance(value, list) and value and _is_text(value[0]):
                 value = value[1:]
-            if value not in (None, []) and name not in ("kind", "type_comment"):
-                yield f" {name}="
-                yield from _dump(value)
-        yield ")"
+            if value is not None and value != [] and name not in ("kind", "type_comment"):
+                write(f" {name}=")
+                _dump(value, write)
+        write(")")
     elif isinstance(node, list):
-        yield "["
+        write("[")
         for item in node:
-            yield from _dump(item)
-        yield "]"
+            _dump(item, write)
+        write("]")
     else:
-        yield repr(node)
+        write(repr(node))
 
 
 def _is_text(node: object) -> bool:

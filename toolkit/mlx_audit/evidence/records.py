@@ -2,118 +2,101 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import stat
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from mlx_audit import resources
 from mlx_audit.errors import MlxAuditError, NotCompileCapable
-from mlx_audit.evidence.codes import needed_codes
-from mlx_audit.evidence.digests import file_digest, manifest_digest, model_digest, toolkit_digest
-from mlx_audit.evidence.environment import backend
-from mlx_audit.evidence.registered import adapter_digest
-from mlx_audit.evidence.results import CheckResult, Result, VerdictName
-from mlx_audit.evidence.verdict import Verdict, decide
+from mlx_audit.evidence.atomic import write_atomically
+from mlx_audit.evidence.digests import (
+    file_files,
+    manifest_digest,
+    model_files,
+    ordered,
+    ordered_toolkit,
+    toolkit_files,
+    total,
+)
+from mlx_audit.evidence.record_schema import (
+    SCHEMA,
+    Record,
+    RecordedResult,
+    RecordedVariant,
+    combine,
+    self_digest,
+)
+from mlx_audit.evidence.registered import adapter_code, adapter_total
+from mlx_audit.evidence.results import Result
 from mlx_audit.manifests import Manifest
-from mlx_audit.models.rope import tiny_name
+from mlx_audit.manifests.files import read_json
 
-SCHEMA = "mlx-audit/record/1"
+__all__ = [
+    "SCHEMA",
+    "Record",
+    "RecordError",
+    "RecordedResult",
+    "RecordedVariant",
+    "combine",
+    "current_digests",
+    "find_record",
+    "lapse",
+    "load_record",
+    "make_record",
+    "minor",
+    "record_path",
+    "require_writable",
+    "search_path",
+    "staleness",
+    "write_atomically",
+    "write_record",
+]
+
 _MOST_BYTES = 16 << 20
+_MOST_VALUES = 500_000
 
 
 class RecordError(MlxAuditError):
     """A record file is damaged or of another format version."""
 
 
-class RecordedResult(BaseModel):
-    """One configuration's checks, without times and paths."""
+class Code(NamedTuple):
+    """The code and the statements that a record of a family rests on, as they are installed."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    configuration: str
-    checks: list[CheckResult]
-
-
-class RecordedVariant(BaseModel):
-    """All configurations of one variant."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    profile: str
-    seed: int
-    limits: list[str] = Field(default_factory=list)
-    results: list[RecordedResult]
-
-    def verdict(self) -> Verdict:
-        """Recompute the verdict from the checks; nothing stored is believed.
-
-        A result that lacks a check which exists today proves less than is asked today: it is undecided.
-        """
-        return combine(self._verdict(result) for result in self.results)
-
-    def conditions(self) -> list[dict[str, Any]]:
-        """Return what reading the source found that no audited configuration reaches: `what`, `needs` and `when`.
-
-        The record does not speak of a model that reaches one of them.
-        """
-        found = {
-            str(item): item
-            for result in self.results
-            for check in result.checks
-            for item in check.figures.get("conditional", ())
-            if isinstance(item, dict) and item.keys() == {"what", "needs", "when"}
-        }
-        return list(found.values())
-
-    def proves_rope(self, kind: str, main: str) -> bool:
-        """Return whether a RoPE kind was audited; `main` is the one of the variant's main configuration."""
-        return any(result.configuration == tiny_name(kind, main) for result in self.results)
-
-    def _verdict(self, result: RecordedResult) -> Verdict:
-        verdict = decide(result.checks, limits=self.limits)
-        missing = sorted(needed_codes() - {check.code for check in result.checks})
-        if missing and verdict.name in ("capable", "limited"):
-            return Verdict("undecided", f"{result.configuration}: the record lacks {', '.join(missing)}")
-        return verdict
-
-
-class Record(BaseModel):
-    """The evidence for one family on one backend."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
-    schema_: str = Field(default=SCHEMA, alias="schema")
-    family: str
-    module: str
-    backend: str
-    mlx: str
-    """Minor version, such as `0.32`."""
     digests: dict[str, str]
-    variants: dict[str, RecordedVariant]
-    digest: str = ""
-    """Over all the rest: it catches accidents, not forgery."""
-
-    def to_json(self) -> str:
-        """Return the canonical text: sorted keys, and the self-digest filled in."""
-        body = self.model_dump(by_alias=True, exclude={"digest"})
-        body["digest"] = _self_digest(body)
-        return json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    """Of `model`, `toolkit` and `manifest`; of `adapter` only where a registered one takes the generic one's place."""
+    files: dict[str, dict[str, str]]
+    """By name of a digest, that of each file."""
+    adapter: str
+    """The class of the registered adapter; empty where there is none."""
 
 
-def combine(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict of a variant from those of its configurations: the weakest one decides."""
-    order: tuple[VerdictName, ...] = ("not-capable", "undecided", "limited", "capable")
-    return min(
-        verdicts, key=lambda verdict: order.index(verdict.name), default=Verdict("undecided", "no result")
-    )
+def current_code(manifest: Manifest) -> Code:
+    """Return what a record of a family must be of to be valid here and now.
+
+    Raises:
+        NotCompileCapable: it is not clear which adapter serves the family, or its source cannot be read.
+        OSError: a file of the model is not there.
+    """
+    if manifest.module.endswith(".py"):
+        model = file_files(manifest.path.parent / manifest.module)
+    else:
+        model = model_files(manifest.module)
+    files = {"model": model, "toolkit": toolkit_files()}
+    digests = {name: total(found) for name, found in files.items()} | {"manifest": manifest_digest(manifest)}
+    if (adapter := adapter_code(manifest.module)) is None:
+        return Code(digests, files, "")
+    value, files["adapter"] = adapter
+    return Code({**digests, "adapter": adapter_total(value, files["adapter"])}, files, value)
+
+
+def current_digests(manifest: Manifest) -> dict[str, str]:
+    """Return the digests of `current_code`."""
+    return current_code(manifest).digests
 
 
 def make_record(manifest: Manifest, results: Sequence[Result], backend: str, mlx_version: str) -> Record:
@@ -121,36 +104,30 @@ def make_record(manifest: Manifest, results: Sequence[Result], backend: str, mlx
     variants: dict[str, RecordedVariant] = {}
     for result in results:
         checks = [check.model_copy(update={"where": None, "reproduce": None}) for check in result.checks]
-        variant = variants.setdefault(
-            result.variant,
-            RecordedVariant(profile=result.profile, seed=result.seed, limits=result.limits, results=[]),
-        )
+        variant = variants.setdefault(result.variant, _variant(manifest, result))
         variant.results.append(RecordedResult(configuration=result.configuration, checks=checks))
+    code = current_code(manifest)
     return Record(
         family=manifest.family,
         module=manifest.module,
         backend=backend,
         mlx=minor(mlx_version),
-        digests=current_digests(manifest),
+        adapter=code.adapter,
         variants=variants,
+        digests=code.digests,
+        files=code.files,
     )
 
 
-def current_digests(manifest: Manifest) -> dict[str, str]:
-    """Return the digests that a record of a family must have to be valid here and now.
-
-    `adapter` is among them only where a registered adapter takes the generic one's place.
-
-    Raises:
-        NotCompileCapable: it is not clear which adapter serves the family, or its source cannot be read.
-    """
-    if manifest.module.endswith(".py"):
-        model = file_digest(manifest.path.parent / manifest.module)
-    else:
-        model = model_digest(manifest.module)
-    digests = {"model": model, "toolkit": toolkit_digest(), "manifest": manifest_digest(manifest)}
-    adapter = adapter_digest(manifest.module)
-    return digests if adapter is None else {**digests, "adapter": adapter}
+def _variant(manifest: Manifest, result: Result) -> RecordedVariant:
+    declared = manifest.variants.get(result.variant)
+    return RecordedVariant(
+        claimed=None if declared is None else declared.claims.compiled_decode,
+        profile=result.profile,
+        seed=result.seed,
+        limits=result.limits,
+        results=[],
+    )
 
 
 def minor(version: str) -> str:
@@ -219,7 +196,7 @@ def load_record(path: Path) -> Record:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise invalid("the record is too large", path.stat().st_size, f"{_MOST_BYTES} bytes")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path, _MOST_BYTES, _MOST_VALUES)
     except (OSError, ValueError, RecursionError) as error:
         raise invalid("the record cannot be read", error) from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
@@ -227,17 +204,59 @@ def load_record(path: Path) -> Record:
             "another format version", data.get("schema") if isinstance(data, dict) else None, SCHEMA
         )
     stored = data.pop("digest", None)
-    if stored != _self_digest(data):
+    if stored != self_digest(data):
         raise invalid("the record was changed after it was written (self-digest)", stored)
     try:
-        return Record.model_validate({**data, "digest": stored})
+        record = Record.model_validate({**data, "digest": stored})
     except ValidationError as error:
         raise invalid("the record does not have the form of its schema", error.errors()[0]["msg"]) from error
+    if contradiction := next(_contradictions(record), None):
+        raise invalid(*contradiction)
+    return record
+
+
+def _contradictions(record: Record) -> Iterator[tuple[str, object, object]]:
+    """Yield what a record states beside what follows from the rest of it."""
+    for name, variant in record.variants.items():
+        verdict = variant.own_verdict()
+        if (variant.stated, variant.reason) != verdict:
+            stated = f"{variant.stated}: {variant.reason}"
+            yield (
+                f"the verdict of variant {name} does not follow from its checks",
+                stated,
+                ": ".join(verdict),
+            )
+        for result in variant.results:
+            codes = Counter(check.code for check in result.checks)
+            if twice := {code for code, count in codes.items() if count > 1}:
+                yield f"{name} {result.configuration} has a check twice", ", ".join(sorted(twice)), "once"
+    totals = {
+        "model": lambda files: total(ordered(record.module, files)),
+        "toolkit": lambda files: total(ordered_toolkit(files)),
+        "adapter": lambda files: adapter_total(record.adapter, files),
+    }
+    for name, digest in record.digests.items():
+        if name in totals and (found := totals[name](record.files.get(name, {}))) != digest:
+            yield f"the digest `{name}` does not follow from its files", digest, found
+
+
+class Staleness(NamedTuple):
+    """Why a record no longer counts, and the files that decided it."""
+
+    reasons: list[str]
+    files: list[str]
 
 
 def staleness(record: Record, manifest: Manifest, *, mlx_version: str) -> list[str]:
     """Return why a record no longer counts, each reason naming what changed; empty when it is valid."""
-    reasons = []
+    return lapse(record, manifest, mlx_version=mlx_version).reasons
+
+
+def lapse(record: Record, manifest: Manifest, *, mlx_version: str) -> Staleness:
+    """Return why a record no longer counts and which files changed, by relative name; both empty when it is valid."""
+    reasons: list[str] = []
+    if record.module != manifest.module:
+        return Staleness([f"the record is about another module: {record.module}"], [])
     if record.mlx != minor(mlx_version):
         reasons.append(f"recorded with mlx {record.mlx}, installed is {minor(mlx_version)}")
     names = {
@@ -247,31 +266,28 @@ def staleness(record: Record, manifest: Manifest, *, mlx_version: str) -> list[s
         "adapter": f"the adapter of {manifest.module}",
     }
     try:
-        digests = current_digests(manifest)
+        code = current_code(manifest)
     except NotCompileCapable as error:
-        return [*reasons, str(error)]
+        return Staleness([*reasons, str(error)], [])
     except (OSError, SyntaxError) as error:
-        return [*reasons, f"{names['model']} cannot be read: {error}"]
-    for name in dict.fromkeys([*digests, *record.digests]):
-        if record.digests.get(name) != digests.get(name):
-            reasons.append(f"{names.get(name, name)} changed since")
-    return reasons
+        return Staleness([*reasons, f"{names['model']} cannot be read: {error}"], [])
+    changed: list[str] = []
+    for name in dict.fromkeys([*code.digests, *record.digests]):
+        if record.digests.get(name) != code.digests.get(name):
+            files = _changes(record.files.get(name, {}), code.files.get(name, {}))
+            told = f": {', '.join(f'{file} {how}' for file, how in files.items())}" if files else ""
+            reasons.append(f"{names.get(name, name)} changed since{told}")
+            changed += [manifest.path.name] if name == "manifest" else files
+    return Staleness(reasons, changed)
 
 
-def record_state(manifest: Manifest, variant: str) -> str:
-    """Return the state of a variant's record on this backend, for people: its verdict, or why there is none.
-
-    Reads the working directory too, as the command line does.
-    """
-    try:
-        record = find_record(manifest.family, backend(), search_path(working_directory=True))
-    except RecordError as error:
-        return f"damaged ({error.what})"
-    if record is None or variant not in record.variants:
-        return "none"
-    if reasons := staleness(record, manifest, mlx_version=version("mlx")):
-        return f"stale ({'; '.join(reasons)})"
-    return record.variants[variant].verdict().name
+def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return, by file, whether it was changed, added or removed."""
+    found = {}
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            found[name] = "added" if name not in old else "removed" if name not in new else "changed"
+    return found
 
 
 def write_record(record: Record, folder: Path) -> Path:
@@ -305,46 +321,8 @@ def require_writable(folder: Path) -> None:
         )
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a killed run, sees the old file or the new one.
-
-    A link stays a link. What is no file, such as a pipe or a device, is written to, never replaced.
-    """
-    mode = _mode(path)
-    if mode is not None and not stat.S_ISREG(mode):
-        with path.open("w", encoding="utf-8") as file:
-            file.write(text)
-        return
-    path = path.resolve()
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".mlx-audit-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _mode(path: Path) -> int | None:
-    """What kind of thing a path leads to; None when there is nothing."""
-    try:
-        return path.stat().st_mode
-    except FileNotFoundError:
-        return None
-
-
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError as error:
         raise RecordError("the record cannot be read", where=str(path), found=error.strerror) from error
-
-
-def _self_digest(body: Mapping[str, Any]) -> str:
-    text = json.dumps({k: v for k, v in body.items() if k != "digest"}, sort_keys=True, ensure_ascii=False)
-    # Half a surrogate pair, which JSON can spell, has no UTF-8 of its own.
-    return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"

@@ -7,14 +7,14 @@ the value a class that takes the model.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 from mlx_audit.errors import NotCompileCapable, describe
-from mlx_audit.evidence.digests import files_digest
+from mlx_audit.evidence.digests import total, tree_digest, with_texts
 from mlx_audit.models.modules import FILE_PREFIX
 
 GROUP = "mlx_audit.adapters"
@@ -59,11 +59,32 @@ def adapter_digest(module: str) -> str | None:
     Raises:
         NotCompileCapable: there are two, or the source cannot be read.
     """
+    code = adapter_code(module)
+    return None if code is None else adapter_total(*code)
+
+
+def adapter_total(value: str, files: Mapping[str, str]) -> str:
+    """Return the digest of an adapter from its class, and the digest of each of its files by name."""
+    modules = {name.removesuffix(".py").removesuffix("/__init__"): name for name in files}
+    names = [modules[module] for module in sorted(modules, key=lambda module: module.replace("/", "."))]
+    return with_texts(total({name: files[name] for name in names}), value)
+
+
+def adapter_code(module: str) -> tuple[str, dict[str, str]] | None:
+    """Return the class of the adapter that is registered for a model's module, and the digest of each of its files.
+
+    Files are named as `package/module.py`. None where the generic adapter serves.
+
+    Raises:
+        NotCompileCapable: there are two, or the source cannot be read.
+    """
     entry = registered_adapter(module)
     if entry is None:
         return None
     try:
-        return files_digest(adapter_files(entry), entry.value)
+        files = adapter_files(entry)
+        roots = _roots(entry.module.partition(".")[0])
+        return entry.value, {_name(file, roots): tree_digest(file) for file in files}
     except (OSError, SyntaxError, ValueError, ImportError, AttributeError, RecursionError) as error:
         raise NotCompileCapable(
             "the source of the registered adapter cannot be read",
@@ -71,6 +92,18 @@ def adapter_digest(module: str) -> str | None:
             found=describe(error),
             fix="mend or uninstall it",
         ) from error
+
+
+def _roots(package: str) -> list[Path]:
+    """Return the folders that a package, or a module without one, lies in."""
+    spec = find_spec(package)
+    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    return [Path(place).parent for place in places]
+
+
+def _name(file: Path, roots: Sequence[Path]) -> str:
+    root = next((root for root in roots if file.is_relative_to(root)), file.parent)
+    return file.relative_to(root).as_posix()
 
 
 @cache

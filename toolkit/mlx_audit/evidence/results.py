@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 SCHEMA = "mlx-audit/results/1"
 
@@ -13,6 +13,11 @@ Tier = Literal["static", "trace", "numeric", "checkpoint"]
 VerdictName = Literal["capable", "limited", "not-capable", "undecided"]
 
 TIERS: tuple[Tier, ...] = ("static", "trace", "numeric", "checkpoint")
+
+
+_T = TypeVar("_T")
+Items = Annotated[list[_T], FailFast()]
+"""A list of anybody's: its first mistake is told, not a million of them."""
 
 
 class _Model(BaseModel):
@@ -48,11 +53,11 @@ class KillSummary(_Model):
     """What became of the faults that were planted in a variant's tiny model."""
 
     profile: str
-    killed: dict[str, list[str]]
+    killed: dict[str, Items[str]]
     """By check, the names of the faults that it is named for and saw."""
-    survived: list[str] = Field(default_factory=list)
+    survived: Items[str] = Field(default_factory=list)
     """Names of the faults that the check named for them did not see."""
-    unshown: list[str] = Field(default_factory=list)
+    unshown: Items[str] = Field(default_factory=list)
     """Names of the faults that the model has no place for, or whose check fails anyway."""
     digest: str = ""
     """Over the syntax trees of the checks, the tracer and the faults that made it."""
@@ -67,9 +72,9 @@ class Result(_Model):
     configuration: str
     verdict: VerdictName
     reason: str = ""
-    limits: list[str] = Field(default_factory=list)
+    limits: Items[str] = Field(default_factory=list)
     claims: dict[str, ClaimResult] = Field(default_factory=dict)
-    checks: list[CheckResult] = Field(default_factory=list)
+    checks: Items[CheckResult] = Field(default_factory=list)
     digests: dict[str, str] = Field(default_factory=dict)
     seed: int = 0
     profile: str = "quick"
@@ -95,7 +100,7 @@ class Results(_Model):
 
     schema_: str = Field(default=SCHEMA, alias="schema")
     environment: Environment
-    results: list[Result]
+    results: Items[Result]
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

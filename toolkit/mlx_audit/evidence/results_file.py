@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from mlx_audit.errors import MlxAuditError
-from mlx_audit.evidence.results import SCHEMA, Results
+from mlx_audit.evidence.results import SCHEMA, Result, Results
+from mlx_audit.evidence.verdict import decide
+from mlx_audit.manifests.files import read_json
 
+_POSITIVE = ("capable", "limited")
 _MOST_BYTES = 64 << 20
+_MOST_VALUES = 4_000_000
 _FIX = "mlx-audit run FAMILY --json FILE writes one"
 
 
@@ -19,10 +22,10 @@ class ResultsError(MlxAuditError):
 
 
 def load_results(path: Path) -> Results:
-    """Read a results file and check its form.
+    """Read a results file and check its form, and that no verdict says more than the checks beside it.
 
     Raises:
-        ResultsError: no readable file, more than 64 MiB, no JSON, or not of this schema.
+        ResultsError: no readable file, more than 64 MiB, no JSON, not of this schema, or it contradicts itself.
     """
     try:
         if not path.is_file():
@@ -31,7 +34,7 @@ def load_results(path: Path) -> Results:
             raise ResultsError(
                 "the results file is too large", where=str(path), found=size, allowed=f"{_MOST_BYTES} bytes"
             )
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path, _MOST_BYTES, _MOST_VALUES)
     except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(
             "the results file cannot be read", where=str(path), found=error, fix=_FIX
@@ -40,7 +43,7 @@ def load_results(path: Path) -> Results:
     if found != SCHEMA:
         raise ResultsError("another format", where=str(path), found=found, allowed=SCHEMA, fix=_FIX)
     try:
-        return Results.model_validate(data)
+        results = Results.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -50,3 +53,23 @@ def load_results(path: Path) -> Results:
             found=first["msg"],
             fix=_FIX,
         ) from error
+    for number, result in enumerate(results.results):
+        _require_consistent(result, f"{path}: results.{number}")
+    return results
+
+
+def _require_consistent(result: Result, where: str) -> None:
+    """Refuse a verdict that its own checks do not bear out: a report would repeat it."""
+    claimed = {"verdict": result.verdict}
+    if (claim := result.claims.get("compiled_decode")) is not None:
+        claimed["claims.compiled_decode.verdict"] = claim.verdict
+    follows = decide(result.checks, limits=result.limits)
+    for name, verdict in claimed.items():
+        if verdict in _POSITIVE and follows.name not in _POSITIVE:
+            raise ResultsError(
+                "the verdict does not follow from the checks",
+                where=f"{where}.{name}",
+                found=verdict,
+                allowed=f"{follows.name} ({follows.reason})",
+                fix=_FIX,
+            )

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mlx_audit.manifests.files import read_bounded
 from mlx_audit.manifests.problems import ManifestError, Problem, display, shown
 
 MAX_BYTES = 1024 * 1024
@@ -55,8 +56,7 @@ def _text(path: Path, file: str) -> str:
         return ConfigurationError([Problem(file, *at, what, found, allowed)])
 
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_bounded(path, MAX_BYTES)
     except OSError as error:
         raise refuse(f"the file cannot be read: {error.strerror or error}") from None
     if len(data) > MAX_BYTES:

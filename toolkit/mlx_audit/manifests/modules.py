@@ -8,9 +8,13 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from mlx_audit.manifests.files import read_bounded, real
 from mlx_audit.manifests.suggestions import did_you_mean
 
 PACKAGE = "mlx_lm.models"
+
+LARGEST = 2 * 1024 * 1024
+"""Bytes of a module that is read."""
 
 
 def module_file(folder: Path, module: str) -> Path | None:
@@ -28,7 +32,7 @@ def module_file(folder: Path, module: str) -> Path | None:
 
 def module_key(folder: Path, module: str) -> str:
     """What tells modules apart: the dotted name, or the absolute path of a file."""
-    return str((folder / module).resolve()) if module.startswith("./") else module
+    return str(real(folder / module)) if module.startswith("./") else module
 
 
 @cache
@@ -45,7 +49,7 @@ def missing(folder: Path, module: str) -> tuple[str, str | None] | None:
     path = module_file(folder, module)
     if path is None:
         return "mlx-lm is not installed", "pip install mlx-lm"
-    if module.startswith("./") and path.resolve().parent != folder.resolve():
+    if module.startswith("./") and real(path).parent != real(folder):
         return "the module lies outside the manifest's folder", "move it beside the manifest"
     if path.is_file():
         return None
@@ -91,8 +95,11 @@ def _names(path: Path) -> frozenset[str] | None:
 def _file_names(path: Path) -> tuple[frozenset[str], frozenset[str]] | None:
     """Return a file's own names and what it imports; each file is parsed once, as most families share some."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError, RecursionError):
+        text = read_bounded(path, LARGEST)
+        tree = ast.parse(text.decode("utf-8")) if len(text) <= LARGEST else None
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        tree = None
+    if tree is None:
         return None
     return frozenset(_dataclass_names(tree)), frozenset(_imports(tree))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_audit.errors import MlxAuditError
+from mlx_audit.manifests.files import real
 
 
 @dataclass(frozen=True, order=True)
@@ -50,6 +51,6 @@ def shown(value: object, limit: int = 80) -> str:
 def display(path: Path) -> str:
     """A path as messages show it: relative to the working directory where it lies inside."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return str(real(path).relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)

@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from mlx_audit.errors import MlxAuditError
 from mlx_audit.manifests import topology as _topology
 from mlx_audit.manifests.evaluation import evaluate_condition, names_of
+from mlx_audit.manifests.files import real
 from mlx_audit.manifests.kinds import Condition, Parameter, Rule, StrictModel
 from mlx_audit.manifests.problems import ManifestError
 from mlx_audit.manifests.suggestions import did_you_mean
@@ -238,9 +239,9 @@ class Manifest(StrictModel):
 
 def configuration_path(folder: Path, name: str) -> Path:
     """`folder/configurations/<name>.json`; MlxAuditError when that name leads out of the folder."""
-    base = folder.resolve() / "configurations"
+    base = real(folder) / "configurations"
     path = base / f"{name}.json"
-    if not CONFIGURATION.fullmatch(name) or path.resolve().parent != base.resolve():
+    if not CONFIGURATION.fullmatch(name) or real(path).parent != real(base):
         raise MlxAuditError(
             "the configuration lies outside its folder",
             found=repr(name),

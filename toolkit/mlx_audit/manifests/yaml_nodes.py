@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from mlx_audit.manifests.files import read_bounded
 from mlx_audit.manifests.problems import ManifestError, Problem, shown
 
 MAX_BYTES = 256 * 1024
@@ -165,8 +166,7 @@ def _marks(event: yaml.Event) -> tuple[Any, Any]:
 def _text(path: Path, document: Document) -> str:
     """The file's text, after everything that can be said about it as bytes and characters."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_bounded(path, MAX_BYTES)
     except OSError as error:
         what = f"the file cannot be read: {error.strerror or error}"
         raise ManifestError([Problem(document.file, 1, 1, what, fix="name an existing YAML file")]) from None

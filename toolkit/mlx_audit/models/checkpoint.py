@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ import mlx.nn as nn
 from mlx_audit.errors import TargetError
 from mlx_audit.manifests import load_configuration
 from mlx_audit.models.gguf import GGUFCheckpoint, read_gguf
+from mlx_audit.models.origins import remember
+from mlx_audit.models.target import resolve_target
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -32,12 +35,13 @@ class Checkpoint:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model with its weights."""
+        """The model with its weights; one from a folder is remembered as such."""
         if self._gguf is not None:
             return self._gguf.load_model(dtype=self._dtype)
         from mlx_lm.utils import load_model
 
         model: nn.Module = load_model(self.path)[0]
+        remember(model, self.path)
         return model
 
     @cached_property
@@ -55,7 +59,9 @@ class Checkpoint:
 
         stop = load_configuration(self.path / "config.json").get("eos_token_id")
         try:
-            tokenizer: TokenizerWrapper = load_tokenizer(self.path, eos_token_ids=_ids(stop))
+            tokenizer: TokenizerWrapper = load_tokenizer(
+                self.path, {"trust_remote_code": False}, eos_token_ids=_ids(stop)
+            )
         except Exception as error:
             raise TargetError(
                 "the tokenizer cannot be loaded",
@@ -67,6 +73,26 @@ class Checkpoint:
     @cached_property
     def _gguf(self) -> GGUFCheckpoint | None:
         return read_gguf(self.path) if self.path.is_file() else None
+
+
+def load(path: str | os.PathLike[str]) -> tuple[nn.Module, TokenizerWrapper | None]:
+    """Return model and tokenizer of a checkpoint, as `mlx_lm.load` does, with more said of what cannot be used.
+
+    A session over the model warns (`StaleStamp`) when the folder bears a stamp that no longer matches. No code of the
+    checkpoint's is run.
+
+    Args:
+        path: An MLX folder or a GGUF file. The tokenizer is None where a folder has none.
+
+    Raises:
+        TargetError: it is no usable checkpoint.
+    """
+    # Absolute, so that a folder named like a family is a folder.
+    target = resolve_target(str(Path(path).absolute()))
+    if target.folder is None:
+        raise TargetError("this is no checkpoint", where=str(path), allowed="an MLX folder, or a .gguf file")
+    checkpoint = Checkpoint(target.folder)
+    return checkpoint.model, checkpoint.tokenizer
 
 
 def chat_ids(tokenizer: TokenizerWrapper, messages: list[dict[str, str]]) -> list[int]:

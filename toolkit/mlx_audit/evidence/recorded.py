@@ -1,0 +1,69 @@
+"""A record as a results document, for those who report what is proved and did not run the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlx_audit.evidence.records import Record, RecordedResult, RecordedVariant
+from mlx_audit.evidence.results import ClaimResult, Environment, Result, Results, VerdictName
+from mlx_audit.evidence.verdict import Verdict
+from mlx_audit.manifests import Manifest
+
+
+def record_results(record: Record, manifest: Manifest, reasons: Sequence[str] = ()) -> Results:
+    """Return what a record says, as a results document; verdicts are recomputed from its checks.
+
+    Only what a record knows is filled in: of the environment the backend and MLX's minor version, and no times.
+
+    Args:
+        record: A loaded record.
+        manifest: Of its family, as it is now; it says what is claimed today.
+        reasons: Why the record no longer counts, from `staleness`. Every verdict is then `undecided`.
+    """
+    results = [
+        _result(record, manifest, name, variant, result, reasons)
+        for name, variant in record.variants.items()
+        for result in variant.results
+    ]
+    environment = Environment(
+        mlx_audit="",
+        mlx=record.mlx,
+        mlx_lm="",
+        python="",
+        platform="",
+        backend=record.backend,
+        compiler=None,
+    )
+    return Results(environment=environment, results=results)
+
+
+def _result(
+    record: Record,
+    manifest: Manifest,
+    name: str,
+    variant: RecordedVariant,
+    result: RecordedResult,
+    reasons: Sequence[str],
+) -> Result:
+    verdict = Verdict("undecided", f"stale: {'; '.join(reasons)}") if reasons else variant.verdict_of(result)
+    claim = ClaimResult(claimed=_claimed(manifest, name), verdict=verdict.name, reason=verdict.reason)
+    return Result(
+        target=record.family,
+        family=record.family,
+        variant=name,
+        configuration=result.configuration,
+        verdict=verdict.name,
+        reason=verdict.reason,
+        limits=variant.limits,
+        claims={"compiled_decode": claim},
+        checks=[check.model_copy(deep=True) for check in result.checks],
+        digests=record.digests,
+        seed=variant.seed,
+        profile=variant.profile,
+        faults=variant.faults,
+    )
+
+
+def _claimed(manifest: Manifest, variant: str) -> VerdictName | None:
+    declared = manifest.variants.get(variant)
+    return None if declared is None else declared.claims.compiled_decode

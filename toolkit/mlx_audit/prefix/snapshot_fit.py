@@ -1,0 +1,48 @@
+"""Whether a stored stack is one of this model's: compared with the fresh caches that the model makes for a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlx_audit.prefix.layers import Layer, kind_for, kinds
+from mlx_audit.prefix.reasons import PrefixRefused, Reason
+
+
+def require_fitting(layers: Sequence[Layer], fresh: Sequence[Any]) -> None:
+    """Refuse a stored stack of other kinds, windows, chunks or bits than the model's own.
+
+    Args:
+        layers: Of a snapshot or of a stored entry.
+        fresh: From the model's `make_cache()`, in the form in which requests use them (quantized, where they are).
+
+    Raises:
+        PrefixRefused: other-fingerprint; unknown-class where the model makes caches without a rule.
+    """
+    if len(layers) != len(fresh):
+        raise _other("layers", "stack", len(layers), len(fresh))
+    for index, (layer, cache) in enumerate(zip(layers, fresh, strict=True)):
+        _compare(layer, cache, f"layer {index}")
+
+
+def _compare(layer: Layer, cache: Any, where: str) -> None:
+    own = kind_for(cache, where)
+    if layer.kind != own.kind:
+        raise _other("cache kind", where, layer.kind, own.kind)
+    for name in kinds()[layer.kind].settings:
+        wanted = int(getattr(cache, name))
+        if layer.parameters[name] != wanted:
+            raise _other(name, where, layer.parameters[name], wanted)
+    if layer.kind == "arrays" and len(layer.forms) != len(cache.cache):
+        raise _other("number of arrays", where, len(layer.forms), len(cache.cache))
+    if layer.kind == "composite":
+        if len(layer.parts) != len(cache.caches):
+            raise _other("number of parts", where, len(layer.parts), len(cache.caches))
+        for index, (part, inner) in enumerate(zip(layer.parts, cache.caches, strict=True)):
+            _compare(part, inner, f"{where} part {index}")
+
+
+def _other(what: str, where: str, found: object, allowed: object) -> PrefixRefused:
+    return PrefixRefused(
+        Reason.OTHER_FINGERPRINT, f"stored for another {what}", where=where, found=found, allowed=allowed
+    )
