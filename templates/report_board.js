@@ -92,6 +92,7 @@ function changed() {
 
 // An address of another page, typed or shared, is taken as far as it makes sense.
 function restore() {
+  if (/^#(board|families)$/.test(location.hash)) return remember();
   const plain = /^#family-(.+)$/.exec(location.hash);
   const asked = new URLSearchParams(plain ? { family: plain[1] } : location.hash.slice(1));
   const verdicts = (asked.get("verdict") || "").split(",");
@@ -106,6 +107,7 @@ function restore() {
   for (const [name, details] of families) details.open = open.includes(name);
   apply();
   if (open.length) show(open[0]);
+  return undefined;
 }
 
 async function show(name) {

@@ -57,30 +57,30 @@ function later(summary, make, attributes = { class: "more" }) {
 
 // --- figures -----------------------------------------------------------------------------------------------------
 
-const MOST_FIGURES = 10;
-
-function leaves(value, path, found) {
-  if (isObject(value)) for (const [name, inner] of Object.entries(value)) leaves(inner, path ? `${path}.${name}` : name, found);
-  else found.push([path, shown(path, value)]);
-  return found;
-}
+const MOST_LINES = 4;
 
 function shown(path, value) {
   if (typeof value === "number" && /bytes$/.test(path)) return bytes(value);
   if (typeof value === "number") return number(value);
+  if (isObject(value)) return Object.entries(value).map(([name, inner]) => `${name}: ${shown(name, inner)}`).join("; ");
   if (!Array.isArray(value)) return String(value);
   if (value.length > 8 && value.every((item) => typeof item === "number")) {
     const [low, high] = [Math.min(...value), Math.max(...value)];
     return `${value.length} numbers, ${low === high ? `all ${number(low)}` : `${number(low)} to ${number(high)}`}`;
   }
-  return value.length ? value.map((item) => (Array.isArray(item) ? `[${shown("", item)}]` : isObject(item) ? JSON.stringify(item) : shown("", item))).join(", ") : "none";
+  return value.length ? value.map((item) => (Array.isArray(item) ? `[${shown("", item)}]` : shown("", item))).join(", ") : "none";
 }
 
+// One line of plain figures, then one for each group of them; of many, some wait behind "more".
 function figures(check) {
-  const found = leaves(check.figures, "", []);
-  const line = (pairs) => h("div", { class: "figures" }, pairs.map(([name, text]) => h("span", {}, h("b", {}, name), " ", text)));
-  if (found.length <= MOST_FIGURES) return found.length ? [line(found)] : [];
-  return [line(found.slice(0, MOST_FIGURES - 2)), later(`${found.length - MOST_FIGURES + 2} more`, () => line(found.slice(MOST_FIGURES - 2)))];
+  const entries = Object.entries(check.figures).map(([name, value]) => (name === "layers" && layersOf(value) ? [name, pattern(layersOf(value))] : [name, value]));
+  const pairs = (list) => list.map(([name, value]) => h("span", {}, h("b", {}, name), " ", prose(shown(name, value))));
+  const flat = entries.filter(([, value]) => !isObject(value));
+  const lines = flat.length ? [h("div", { class: "figures" }, pairs(flat))] : [];
+  for (const [name, value] of entries)
+    if (isObject(value)) lines.push(h("div", { class: "figures" }, h("b", { class: "group" }, name), " ", pairs(Object.entries(value))));
+  if (lines.length <= MOST_LINES) return lines;
+  return [...lines.slice(0, MOST_LINES - 1), later(`${lines.length - MOST_LINES + 1} more`, () => lines.slice(MOST_LINES - 1))];
 }
 
 // --- what decided ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ function deciding(results) {
     h(
       "div",
       { class: check.status === "fail" && !unclaimed ? "decided" : "decided open" },
-      h("p", {}, h("strong", {}, h("code", {}, check.code), ` ${check.name}`), check.status === "fail" ? " fails" : " was not run", unclaimed ? h("span", { class: "muted" }, " · nothing is claimed of this") : null),
+      h("p", {}, h("strong", {}, h("code", {}, check.code), " ", prose(check.name)), check.status === "fail" ? " fails" : " was not run", unclaimed ? h("span", { class: "muted" }, " · nothing is claimed of this") : null),
       h("p", {}, prose(check.reason)),
       h("dl", {}, check.where ? [h("dt", {}, "where"), h("dd", {}, h("code", {}, check.where))] : [], h("dt", {}, "configurations"), h("dd", {}, names.join(", "))),
       check.reproduce ? command(check.reproduce) : null,
@@ -139,7 +139,7 @@ function errorPlot(result, room) {
   const naive = find(result, "NEG001");
   const own = parity && (isObject(parity.figures.float32) ? parity.figures.float32 : parity.figures);
   const curves = [];
-  if (own && Array.isArray(own.differences) && own.differences.length) curves.push({ name: "compiled", look: "compiled", points: curvePoints(own.differences, own.steps_a_difference || 1) });
+  if (own && Array.isArray(own.differences) && own.differences.length) curves.push({ name: "compiled", look: "compiled", points: curvePoints(own.differences, Number.isInteger(own.steps_a_difference) ? own.steps_a_difference : 1) });
   const wrong = naive && naive.figures.relative_differences;
   if (Array.isArray(wrong) && wrong.length) curves.push({ name: "naive compile", look: "naive", points: curvePoints(wrong, 1) });
   return { lacks: !curves.length || curves[0].look !== "compiled", curves, draw: () => plot(curves, own && typeof own.allowed === "number" ? own.allowed : null, room, `Error at each step, ${result.name}`) };
@@ -175,7 +175,7 @@ function killsPart(data, kills, room) {
 function costPart(results) {
   const found = results.map((result) => [result, find(result, "TRC002")]).filter(([, check]) => check && isObject(check.figures.cost));
   if (!found.length) return part("Cost of a step", h("p", { class: "note" }, "Not known: TRC002 did not get so far."));
-  const cells = ({ cost }) => [bytes(Number(cost.weights_bytes)), bytes(Number(cost.cache_bytes)), number(cost.capacity), number(cost.primitives), number(cost.equal_capacity)];
+  const cells = ({ cost }) => [shown("bytes", cost.weights_bytes), shown("bytes", cost.cache_bytes), number(cost.capacity), number(cost.primitives), number(cost.equal_capacity)];
   const heads = ["Configuration", "Weights read", "Cache read", "at capacity", "Primitives", "Cache as large as weights at"];
   return part(
     "Cost of a step",
@@ -198,7 +198,7 @@ function checkRow(check) {
     {},
     h("th", { scope: "row", class: "mono" }, check.code),
     h("td", {}, h("span", { class: `status s-${check.status}` }, icon(check.status), words(check.status))),
-    h("td", {}, check.name),
+    h("td", {}, prose(check.name)),
     h("td", {}, ...about),
   );
 }
@@ -219,7 +219,7 @@ function checksPart(results) {
     "Checks, by configuration",
     results.map((result) => {
       const details = later("", () => checksTable(result), { class: "configuration" });
-      details.firstChild.append(badge(result.verdict), h("span", { class: "mono" }, result.name), h("span", { class: "tally" }, [tally(result), result.seconds ? `${result.seconds} s` : ""].filter(Boolean).join(" · ")));
+      details.firstChild.append(h("span", { class: "verdict" }, badge(result.verdict)), h("span", { class: "mono" }, result.name), h("span", { class: "tally" }, [tally(result), result.seconds ? `${result.seconds} s` : ""].filter(Boolean).join(" · ")));
       return details;
     }),
   );

@@ -34,7 +34,7 @@ function drawing(width, height, title, description, ...children) {
 
 // Numbers as people read them: 2,053 · 7.39e−6 · 1.6 GB.
 function number(value) {
-  if (typeof value !== "number") return value == null ? "∞" : String(value);
+  if (typeof value !== "number") return value == null ? "–" : String(value);
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   const text = size < 1e-3 || size >= 1e6 ? value.toExponential(2).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(4)));

@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_audit.models.build import build_tiny, resolve_arguments
 from mlx_audit.prefix.fingerprint import Fingerprint
+from mlx_audit.prefix.reasons import PrefixRefused
+from mlx_audit.prefix.snapshot import Snapshot
+from mlx_audit.prefix.store import load
 from tiny_models import SIZES, module_of, raw
 
 WINDOW = 16
@@ -140,3 +145,27 @@ def prefilled(family: str, length: int, decoded: int = 0, seed: int = 1) -> Run:
     """Return a cold run: the first tokens of `text` in one chunk, then some one by one."""
     tokens = text(length + decoded, seed)
     return Run(subject(family)).feed_all([tokens[:length], *([token] for token in tokens[length:])])
+
+
+KEY = text(40)
+
+
+def snapshot(family: str = "gemma3_text", length: int = 40) -> Snapshot:
+    """Return a snapshot of `text(length)`, the last three tokens decoded."""
+    return Snapshot.take(prefilled(family, length - 3, 3).caches, length)
+
+
+def refused(folder: Path, world: Fingerprint = WORLD, **options: Any) -> PrefixRefused:
+    """Load, and read every entry; return the refusal, before which nothing was handed out."""
+
+    def read() -> None:
+        for entry in load(folder, world, **options):
+            entry.snapshot()
+
+    with pytest.raises(PrefixRefused) as caught:
+        read()
+    return caught.value
+
+
+def bodies(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))

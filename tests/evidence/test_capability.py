@@ -148,10 +148,13 @@ def test_record_copied_from_another_family(record: Record, tmp_path: Path) -> No
     assert "another family or backend" in refusal(tiny_model("llama"), tmp_path)
 
 
-def test_record_of_another_module_under_the_same_family(record: Record, tmp_path: Path) -> None:
+def test_record_of_another_module_under_the_same_family(tmp_path: Path) -> None:
     module = "mlx_lm.models.llama"
-    write_record(record.model_copy(update={"module": module}), tmp_path)
-    assert module in refusal(tiny_model("qwen2"), tmp_path)
+    manifest = find_manifest("qwen2")
+    assert manifest is not None
+    other = manifest.model_copy(update={"module": module})
+    write_record(make_record(other, [result_of(*every_check())], backend(), version("mlx")), tmp_path)
+    assert f"the record is about another module: {module}" in refusal(tiny_model("qwen2"), tmp_path)
 
 
 def test_rope_kind_that_was_not_proved(record: Record, tmp_path: Path) -> None:

@@ -11,21 +11,22 @@ from typing import Any
 
 import pytest
 
-from evidence.conftest import every_check, result_of
+from evidence.conftest import every_check, of_other_code, result_of
 from mlx_audit import resources
 from mlx_audit.evidence import records as module
 from mlx_audit.evidence.records import (
     Record,
     RecordError,
     find_record,
+    lapse,
     load_record,
     make_record,
     record_path,
     search_path,
     staleness,
-    write_atomically,
     write_record,
 )
+from mlx_audit.evidence.results import KillSummary
 from mlx_audit.manifests import Manifest, find_manifest
 
 INSTALLED = version("mlx")
@@ -39,7 +40,8 @@ def test_round_trip(record: Record, tmp_path: Path) -> None:
         == record_path(tmp_path, "qwen2", record.backend)
     )
     loaded = load_record(path)
-    assert loaded.model_dump(exclude={"digest"}) == record.model_dump(exclude={"digest"})
+    unstated = {"digest": True, "variants": {"full": {"stated", "reason"}}}
+    assert loaded.model_dump(exclude=unstated) == record.model_dump(exclude=unstated)
     assert loaded.digest.startswith("sha256:")
     assert loaded.to_json() == path.read_text(encoding="utf-8")
     assert path.stat().st_mode & 0o777 == 0o644
@@ -48,14 +50,34 @@ def test_round_trip(record: Record, tmp_path: Path) -> None:
 def test_bytes_are_canonical_and_hold_no_times_or_paths(record: Record) -> None:
     text = record.to_json()
     data = json.loads(text)
-    assert text == json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     assert "µ" in text
     for result in data["variants"]["full"]["results"]:
-        assert all(check["where"] is check["reproduce"] is None for check in result["checks"])
+        for found in result["checks"]:
+            assert found.keys() <= {"code", "name", "tier", "status", "reason", "figures"}
     assert "seconds" not in text
     assert data["mlx"] == ".".join(INSTALLED.split(".")[:2])
-    shuffled = Record.model_validate(dict(reversed(list(data.items()))))
+    shuffled = Record.model_validate(_reversed(data))
     assert shuffled.to_json() == text
+
+
+def _reversed(value: Any, *, but: tuple[str, ...] = ("results", "checks")) -> Any:
+    """Return the same values with the keys of every mapping in the opposite order."""
+    if isinstance(value, dict):
+        return {key: _reversed(value[key]) for key in reversed(value)}
+    return [_reversed(item) for item in value] if isinstance(value, list) else value
+
+
+def test_a_reviewer_reads_the_verdict_first(record: Record) -> None:
+    """Before the checks it is said what was claimed, and what came of it; a line is a line of a diff."""
+    lines = record.to_json().splitlines()
+    shown = [line.strip().split(":")[0].strip('"') for line in lines]
+    first_check = next(index for index, line in enumerate(lines) if '"checks"' in line)
+    assert {"family", "backend", "claimed", "verdict", "reason"} <= set(shown[:first_check])
+    assert '   "verdict": "capable",' in lines
+    assert any(line.strip().startswith('{"code": "PAR002"') for line in lines), "a short check is one line"
+    assert all(len(line) <= 110 or line.count('"') <= 4 for line in lines), "what is longer is one value"
+    assert "null" not in record.to_json()
+    assert '"reason": ""' not in record.to_json()
 
 
 def _edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
@@ -91,7 +113,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "list": (lambda path: path.write_text("[]"), "another format version"),
     "folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read"),
     "oversized": (lambda path: os.truncate(path, (16 << 20) + 1), "too large"),
-    "other schema": (_edit(lambda data: data.update(schema="mlx-audit/record/2")), "another format version"),
+    "other schema": (_edit(lambda data: data.update(schema="mlx-audit/record/3")), "another format version"),
+    "old schema": (_edit(lambda data: data.update(schema="mlx-audit/record/1")), "another format version"),
     "no schema": (_edit(lambda data: data.pop("schema")), "another format version"),
     "status changed": (_edit(lambda data: _first_check(data).update(status="fail")), "changed after"),
     "figure changed": (
@@ -111,6 +134,42 @@ DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unknown status, sealed": (
         _resealed(lambda data: _first_check(data).update(status="ok")),
         "form of its schema",
+    ),
+    "verdict flipped": (
+        _edit(lambda data: data["variants"]["full"].update(verdict="limited")),
+        "changed after",
+    ),
+    "verdict flipped, sealed": (
+        _resealed(lambda data: data["variants"]["full"].update(verdict="limited")),
+        "the verdict of variant full does not follow from its checks",
+    ),
+    "reason changed, sealed": (
+        _resealed(lambda data: data["variants"]["full"].update(reason="99 checks passed")),
+        "does not follow from its checks",
+    ),
+    "status changed, sealed": (
+        _resealed(lambda data: _first_check(data).update(status="fail")),
+        "does not follow from its checks",
+    ),
+    "limits taken away, sealed": (
+        _resealed(lambda data: data["variants"]["full"].update(limits=["no padding"])),
+        "does not follow from its checks",
+    ),
+    "check twice, sealed": (
+        _resealed(lambda data: data["variants"]["full"]["results"][0]["checks"].append(_first_check(data))),
+        "does not follow from its checks",
+    ),
+    "file changed, sealed": (
+        _resealed(lambda data: data["files"]["model"].update({"mlx_lm/models/base.py": "0" * 64})),
+        "the digest `model` does not follow from its files",
+    ),
+    "file gone, sealed": (
+        _resealed(lambda data: data["files"]["toolkit"].pop("mlx_audit/caches/slots.py")),
+        "the digest `toolkit` does not follow from its files",
+    ),
+    "digest changed, sealed": (
+        _resealed(lambda data: data["digests"].update(model="sha256:0")),
+        "the digest `model` does not follow from its files",
     ),
     "no variants, sealed": (_resealed(lambda data: data.pop("variants")), "form of its schema"),
 }
@@ -171,8 +230,40 @@ def test_what_makes_a_record_stale(record: Record, change: dict[str, Any], reaso
 
 
 def test_a_record_of_a_module_that_is_gone_is_stale(record: Record) -> None:
-    gone = manifest_of_qwen2().model_copy(update={"module": "mlx_lm.models.no_such_family"})
-    assert any("no_such_family" in reason for reason in staleness(record, gone, mlx_version=INSTALLED))
+    module = "mlx_lm.models.no_such_family"
+    gone = manifest_of_qwen2().model_copy(update={"module": module})
+    old = record.model_copy(update={"module": module})
+    assert any("no_such_family" in reason for reason in staleness(old, gone, mlx_version=INSTALLED))
+    assert staleness(record, gone, mlx_version=INSTALLED) == [
+        "the record is about another module: mlx_lm.models.qwen2"
+    ]
+
+
+def test_staleness_names_the_file(record: Record) -> None:
+    """Changed, added or removed; the files of the other digest are not named."""
+    old = of_other_code(record, "model", "mlx_lm/models/rope_utils.py")
+    del old.files["model"]["mlx_lm/models/base.py"]
+    old.files["model"]["mlx_lm/models/gone.py"] = "0" * 64
+    found = lapse(old, manifest_of_qwen2(), mlx_version=INSTALLED)
+    (reason,) = found.reasons
+    assert reason == (
+        "the source of mlx_lm.models.qwen2 changed since: mlx_lm/models/base.py added, "
+        "mlx_lm/models/gone.py removed, mlx_lm/models/rope_utils.py changed"
+    )
+    names = ["base", "gone", "rope_utils"]
+    assert found.files == [f"mlx_lm/models/{name}.py" for name in names]
+    own = lapse(of_other_code(record, "toolkit"), manifest_of_qwen2(), mlx_version=INSTALLED)
+    assert own.files == ["mlx_audit/caches/__init__.py"]
+    stated = lapse(of_other_code(record, "manifest"), manifest_of_qwen2(), mlx_version=INSTALLED)
+    assert stated.files == ["qwen2.yaml"]
+
+
+def test_a_summary_of_planted_faults_is_kept_as_it_is(record: Record, tmp_path: Path) -> None:
+    faults = KillSummary(
+        profile="ci", killed={"TRC001": ["frozen position"]}, unshown=["x"], digest="sha256:1"
+    )
+    record.variants["full"].faults = faults
+    assert load_record(write_record(record, tmp_path)).variants["full"].faults == faults
 
 
 def test_search_order(record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,22 +302,3 @@ def test_a_record_in_the_wrong_place_is_refused(record: Record, tmp_path: Path) 
         copy.write_bytes(path.read_bytes())
         with pytest.raises(RecordError, match="another family or backend"):
             find_record(family, backend, [tmp_path])
-
-
-def test_a_killed_write_leaves_the_old_record(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_record(record, tmp_path)
-    before = path.read_bytes()
-
-    def killed(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", killed)
-        with pytest.raises(KeyboardInterrupt):
-            write_record(record.model_copy(update={"mlx": "9.9"}), tmp_path)
-    assert path.read_bytes() == before
-    assert list(path.parent.iterdir()) == [path]
-    write_atomically(path, "new")
-    assert path.read_text() == "new"

@@ -52,7 +52,7 @@ def stamp_of(folder: Path, **changes: Any) -> Stamp:
         "mlx": minor(version("mlx")),
         "profile": "quick",
         "seed": 0,
-        "digests": stamp_digests(MODULE),
+        "digests": stamp_digests("qwen2", MODULE),
         "checks": [StampedCheck(code=code, tier="numeric", status="pass") for code in sorted(needed_codes())],
         "files": {name: StampedFile(bytes=f.bytes, sha256=f.sha256) for name, f in files.items()},
         "check_again": "mlx-audit run .",
@@ -138,9 +138,18 @@ def test_files_that_come_go_shrink_or_are_none(folder: Path) -> None:
     ("change", "reason"),
     [
         ({"mlx": "0.1"}, "stamped with mlx 0.1, installed is"),
-        ({"digests": {**stamp_digests(MODULE), "model": "sha256:0"}}, f"the source of {MODULE} changed since"),
-        ({"digests": {**stamp_digests(MODULE), "toolkit": "x"}}, "caches, adapters or decode changed since"),
-        ({"digests": {**stamp_digests(MODULE), "manifest": "x"}}, "the manifest of qwen2 changed since"),
+        (
+            {"digests": {**stamp_digests("qwen2", MODULE), "model": "sha256:0"}},
+            f"the source of {MODULE} changed since",
+        ),
+        (
+            {"digests": {**stamp_digests("qwen2", MODULE), "toolkit": "x"}},
+            "caches, adapters or decode changed since",
+        ),
+        (
+            {"digests": {**stamp_digests("qwen2", MODULE), "manifest": "x"}},
+            "the manifest of qwen2 changed since",
+        ),
         ({"digests": {}}, "the manifest of qwen2 changed since"),
         ({"module": "mlx_lm.models.nowhere"}, "the source of mlx_lm.models.nowhere cannot be read"),
         ({"verdict": "not-capable"}, "it says not-capable, and its checks say capable"),
@@ -164,7 +173,10 @@ def test_a_forged_verdict_does_not_follow_from_its_checks(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda data: data.update(verdict="limited"), "the stamp was changed after it was written (self-digest)"),
+        (
+            lambda data: data.update(verdict="limited"),
+            "the stamp was changed after it was written (self-digest)",
+        ),
         (lambda data: data.pop("digest"), "the stamp was changed after it was written (self-digest)"),
         (lambda data: data.update(schema="mlx-audit/stamp/9"), "the stamp is of another format version"),
     ],
@@ -234,7 +246,9 @@ def test_a_session_over_a_stamped_model_warns_once_for_a_state_of_the_folder(fol
         warnings.simplefilter("error")
         CompiledDecodeSession(model, 8)
     flip(folder / "model.safetensors", 6_000)
-    with pytest.warns(StaleStamp, match=r"stamp: stale: model\.safetensors changed since .*fix: mlx-audit convert"):
+    with pytest.warns(
+        StaleStamp, match=r"stamp: stale: model\.safetensors changed since .*fix: mlx-audit convert"
+    ):
         CompiledDecodeSession(model, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

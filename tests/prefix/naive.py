@@ -1,4 +1,4 @@
-"""A prefix index as a list of entries that is searched from end to end: slow, plain, and what the real one must equal."""
+"""A prefix index as a list of entries, searched from end to end: slow, plain, and what the real one must equal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Blob:
     name: int
     sizes: tuple[tuple[str, int], ...]
 
+    @property
     def leaves(self) -> Iterable[tuple[str, int]]:
         return self.sizes
 
@@ -66,7 +67,9 @@ class NaiveIndex:
     @property
     def nodes(self) -> int:
         """A node for each key, each point where keys part, and each namespace."""
-        prefixes = {(entry.namespace, entry.key[:length]) for entry in self.stored for length in self._ends(entry)}
+        prefixes = {
+            (entry.namespace, entry.key[:length]) for entry in self.stored for length in self._ends(entry)
+        }
         return len(prefixes) + len({entry.namespace for entry in self.stored})
 
     @property

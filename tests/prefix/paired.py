@@ -48,10 +48,14 @@ class Pair:
         before = self.real.tree()
         boundaries = self.real.boundaries(namespace, list(query), at_most)
         wanted = self.naive.boundaries(namespace, query, at_most)
-        assert [(m.entry.payload.name, m.matched) for m in boundaries] == [(e.blob.name, len(e.key)) for e in wanted]
+        assert [(m.entry.payload.name, m.matched) for m in boundaries] == [
+            (e.blob.name, len(e.key)) for e in wanted
+        ]
         below = self.real.descendants(namespace, list(query), at_most, limit=100)
         matched, wanted_below = self.naive.descendants(namespace, query, at_most)
-        assert [(m.entry.payload.name, m.matched) for m in below] == [(e.blob.name, matched) for e in wanted_below]
+        assert [(m.entry.payload.name, m.matched) for m in below] == [
+            (e.blob.name, matched) for e in wanted_below
+        ]
         if use is not None:
             method = self.real.boundary if use == "boundary" else self.real.descendant
             expected = wanted if use == "boundary" else wanted_below
@@ -116,7 +120,8 @@ class Pair:
             (e.payload.name, e.namespace, tuple(key), e.kind.value, e.leases) for key, e in self.real.items()
         ]
         assert items == [
-            (e.blob.name, e.namespace, e.key, e.kind, e.leases) for e in self.naive.in_order(self.naive.stored)
+            (e.blob.name, e.namespace, e.key, e.kind, e.leases)
+            for e in self.naive.in_order(self.naive.stored)
         ]
         stats = self.real.stats
         assert stats.nbytes == self.real.nbytes == self.naive.nbytes <= self.max_bytes

@@ -33,7 +33,7 @@ NEAR = st.lists(st.sampled_from([0, 1, 256, 257, MOST]), max_size=40)
         mx.array(IDS, mx.uint32),
         TokenKey(IDS),
     ],
-    ids="list tuple array int64-array numpy uint32 strided numpy-scalars mlx mlx-uint32 key".split(),
+    ids=["list", "tuple", "i", "q", "numpy", "uint32", "strided", "scalars", "mlx", "mlx-uint32", "key"],
 )
 def test_ids_of_any_usual_type_are_packed_alike(tokens: Any) -> None:
     key = TokenKey(tokens)

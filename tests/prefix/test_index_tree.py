@@ -81,14 +81,21 @@ def test_boundaries_are_whole_keys_from_the_deepest_up() -> None:
 def test_descendants_share_the_most_and_the_latest_is_first() -> None:
     tree = tree_of([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 9], [8])
     asked = [1, 2, 3, 7]
-    assert [(f.node.value, f.matched) for f in tree.descendants(N, asked, limit=9)] == [("1 2 3 5", 3), ("1 2 3 4", 3)]
+    assert [(f.node.value, f.matched) for f in tree.descendants(N, asked, limit=9)] == [
+        ("1 2 3 5", 3),
+        ("1 2 3 4", 3),
+    ]
     node = tree.find(N, [1, 2, 3, 4])
     assert node is not None
     tree.touch(node)
     found = tree.descendant(N, asked)
     assert found is not None
     assert (found.node.value, found.matched) == ("1 2 3 4", 3)
-    assert [f.node.value for f in tree.descendants(N, asked, at_most=2, limit=9)] == ["1 2 3 4", "1 2 9", "1 2 3 5"]
+    assert [f.node.value for f in tree.descendants(N, asked, at_most=2, limit=9)] == [
+        "1 2 3 4",
+        "1 2 9",
+        "1 2 3 5",
+    ]
     assert tree.descendant(N, [5]) is None
     assert tree.descendant(N, []) is None
     assert tree.descendant(b"other", asked) is None

@@ -223,7 +223,9 @@ def test_a_state_of_24_tokens_is_not_stored_under_16() -> None:
     assert {layer.position for layer in alone.layers} == {24}
     with pytest.raises(PrefixRefused) as caught:
         Snapshot(16, alone.layers, list(alone.arrays.values()))
-    assert caught.value.reason is Reason.POSITION_MISMATCH, "recurrences don't count; the snapshot does for them"
+    assert caught.value.reason is Reason.POSITION_MISMATCH, (
+        "recurrences don't count; the snapshot does for them"
+    )
 
 
 def test_a_concatenating_cache_is_really_cut() -> None:

@@ -89,18 +89,18 @@ def test_states_tell(fault: str, family: str, plant: Callable[[Run], list[Any]])
 
 
 def test_logits_after_a_long_suffix_miss_what_states_tell() -> None:
+    """An order of magnitude for what each check reads with a state that is three tokens old."""
     cold = prefilled("mamba2", 24, 16)
     chunk = text(cold.position + LONG)[cold.position :]
-    wanted = cold.twin()
-    wanted_logits = wanted.feed(chunk)[-4 * 97 :]
     faulty = Run(cold.model, stale(3)(cold), cold.position)
-    moved = [faulty_logits(faulty.twin(), cold.twin(), chunk[:suffix]) for suffix in (1, 8, LONG)]
-    assert moved[0] > 0.1 > moved[1] > 100 * moved[2], f"logits move by {moved} at suffix 1, 8, {LONG}"
-    assert faulty.feed(chunk)[-4 * 97 :] == wanted_logits or moved[2] < 1e-4
-    assert differences(faulty.caches, wanted.caches, faulty.position), "the state still differs"
+    found = differences(faulty.caches, cold.caches, cold.position)
+    assert max(float(difference.found.removeprefix("differs by ")) for difference in found) > 0.1
+    near, far = (logits_apart(faulty.twin(), cold.twin(), chunk[:suffix]) for suffix in (1, LONG))
+    assert near > 0.1, "the first token after the restore shows it"
+    assert far < 1e-5, f"at suffix {LONG} any tolerance lets it pass"
 
 
-def faulty_logits(faulty: Run, cold: Run, chunk: list[int]) -> float:
+def logits_apart(faulty: Run, cold: Run, chunk: list[int]) -> float:
     """Return how far the last logits are from the cold run's."""
     found, wanted = (
         run.model(mx.array([chunk]), cache=run.caches)[0, -1].astype(mx.float32) for run in (faulty, cold)

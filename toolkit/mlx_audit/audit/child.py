@@ -25,6 +25,7 @@ def main() -> None:
     from mlx_audit.audit.events import Event, Ready, write_event
     from mlx_audit.audit.process import READY
     from mlx_audit.audit.request import Request
+    from mlx_audit.audit.scratch import enter_scratch, leave_scratch
     from mlx_audit.audit.worker import audit
     from mlx_audit.checks.base import all_checks
 
@@ -38,7 +39,11 @@ def main() -> None:
     def emit(event: Event) -> None:
         write(channel, seal, write_event(event))
 
-    audit(Request.model_validate_json(request), emit)
+    enter_scratch()
+    try:
+        audit(Request.model_validate_json(request), emit)
+    finally:
+        leave_scratch()
     # Not sys.exit: nothing is left to do, and tearing down arrays and threads takes its time.
     os._exit(0)
 
@@ -91,6 +96,9 @@ def _end_with_parent(requests: int) -> None:
     """End when the parent is gone, even if it was killed: its end of the pipe closes."""
     while os.read(requests, 1 << 16):
         pass
+    from mlx_audit.audit.scratch import leave_scratch
+
+    leave_scratch()
     os._exit(1)
 
 

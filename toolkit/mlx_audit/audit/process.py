@@ -12,6 +12,8 @@ import sys
 import sysconfig
 from pathlib import PurePath
 
+from mlx_audit.audit.scratch import clear_scratch
+
 READY = b"-"
 """Stands where the secret will: nothing of the target has run yet."""
 
@@ -111,6 +113,7 @@ class Child:
         self._process.wait()
         if self.events < 0:
             return
+        clear_scratch(self._process.pid)
         self.drain_errors()
         os.close(self.events)
         self.events = -1

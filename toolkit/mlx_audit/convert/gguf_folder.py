@@ -100,6 +100,7 @@ def _require_same(ours: Any, theirs: Any, order: Order) -> None:
     questions = (
         ("the vocabulary", lambda t: (t.convert_ids_to_tokens(list(range(size))), len(t.get_vocab()))),
         ("the stop tokens", lambda t: sorted(t.eos_token_ids)),
+        ("how texts are cut", lambda t: [_pieces(t, text) for text in texts]),
         ("the ids of texts", lambda t: [list(t.encode(text)) for text in texts]),
         ("the text of ids", lambda t: [text_of(t, list(ours.encode(text))) for text in texts]),
         ("the chat template", _chat),
@@ -112,6 +113,14 @@ def _require_same(ours: Any, theirs: Any, order: Order) -> None:
                 where=order.text,
                 found=_first_difference(found, wanted),
             )
+
+
+def _pieces(tokenizer: Any, text: str) -> Any:
+    """Return the pieces that are merged within: another way to cut shows here with any vocabulary."""
+    backend = tokenizer.backend_tokenizer
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    return text if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(text)
 
 
 def _chat(tokenizer: Any) -> Any:

@@ -16,6 +16,7 @@ from mlx_audit.errors import clean
 from mlx_audit.evidence.atomic import write_atomically
 from mlx_audit.evidence.results import Status
 from mlx_audit.evidence.stamps import Stamp
+from mlx_audit.manifests.files import read_bounded
 
 FILE = "README.md"
 TAG = "mlx-audit"
@@ -23,6 +24,8 @@ BEGIN, END = "<!-- mlx-audit: begin -->", "<!-- mlx-audit: end -->"
 
 _MOST_BYTES = 1 << 20
 _MOST_FRONT = 64 << 10
+_MOST_NESTED = 1_000
+_MOST_DEPTH = 20
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~$^:@-])")
 _WORDS: dict[Status, str] = {
@@ -42,9 +45,9 @@ def write_card(stamp: Stamp, folder: Path) -> list[str]:
     path = folder / FILE
     data = b""
     if path.exists():
-        if path.stat().st_size > _MOST_BYTES:
+        data = read_bounded(path, _MOST_BYTES)
+        if len(data) > _MOST_BYTES:
             return [f"{FILE} was left as it is: more than {_MOST_BYTES} bytes"]
-        data = path.read_bytes()
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -95,7 +98,7 @@ def edited(text: str, own: str) -> tuple[str, list[str]]:
         own: The section, between its marks.
     """
     remarks = []
-    newline = "\r\n" if "\r\n" in text else "\n"
+    newline = "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
     own = own.replace("\n", newline)
     lines = _LINE.findall(text)
     begins = [at for at, line in enumerate(lines) if line.strip() == BEGIN]
@@ -162,15 +165,19 @@ def _with_tag(front: list[str], newline: str, *, listed: bool, stated: bool) -> 
 
 
 def _parsed(front: list[str]) -> dict[str, Any] | None:
-    """Return what a front matter says; None where it is no mapping, too large, or uses anchors, which can explode."""
+    """Return what a front matter says; None where it is no mapping, too large, or too deep, or uses anchors,
+    which can explode."""
     text = "".join(front)
-    if len(text) > _MOST_FRONT:
+    if len(text) > _MOST_FRONT or text.count("[") + text.count("{") > _MOST_NESTED:
         return None
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            return None
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _MOST_DEPTH:
+                return None
         found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     if found is None:
         return {}

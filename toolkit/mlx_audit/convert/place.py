@@ -53,7 +53,7 @@ def require_place(source: Source, text: str) -> Place:
         if path == source.path and source.kind != "gguf":
             return _in_place(path, text)
         _require_free(path, text)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise PlaceError("it cannot be written", where=f"DST {text}", found=error) from error
     if path.is_relative_to(source.path) or source.path.is_relative_to(path):
         raise PlaceError("one of SRC and DST lies within the other", where=f"DST {text}", found=source.path)

@@ -14,6 +14,8 @@ from mlx_audit.errors import MlxAuditError
 _MOST_HEADER = 100_000_000
 """Bytes; what the format allows."""
 _MOST_DIMENSIONS = 16
+_MOST_VALUES = 1_000_000
+"""Of its JSON: 100 MB can hold so many empty objects that they take gigabytes."""
 
 _ITEM_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
@@ -77,13 +79,15 @@ def read_weights_header(path: Path) -> Header:
             text = file.read(length)
     except OSError as error:
         raise wrong("the file cannot be read", found=error.strerror) from error
+    if (values := sum(map(text.count, (b",", b"[", b"{")))) > _MOST_VALUES:
+        raise wrong("the header holds too many values", found=values, allowed=f"at most {_MOST_VALUES}")
     try:
         stated = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise wrong("the header is no JSON object", found=error) from error
     if not isinstance(stated, dict):
         raise wrong("the header is no JSON object", found=type(stated).__name__)
-    metadata = stated.pop("__metadata__", {})
+    metadata = stated.pop("__metadata__", None) or {}  # MLX writes null where it has none
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise wrong("the metadata are no texts", "__metadata__")
     tensors, spans = {}, []
@@ -107,7 +111,7 @@ def _mistake(entry: Any) -> str | None:
     """Return what is wrong with a tensor's entry, or None."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         return "the entry is not dtype, shape and data_offsets"
-    if entry["dtype"] not in _ITEM_BYTES:
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in _ITEM_BYTES:
         return "unknown dtype"
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _are_counts(shape) or len(shape) > _MOST_DIMENSIONS:

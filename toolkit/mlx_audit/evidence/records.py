@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 _MOST_BYTES = 16 << 20
-_MOST_VALUES = 500_000
+_MOST_VALUES = 100_000
 
 
 class RecordError(MlxAuditError):

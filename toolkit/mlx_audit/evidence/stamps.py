@@ -18,14 +18,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mlx_audit import resources
 from mlx_audit.errors import MlxAuditError, NotCompileCapable
 from mlx_audit.evidence.atomic import write_atomically
 from mlx_audit.evidence.digests import model_digest, toolkit_digest
 from mlx_audit.evidence.file_hashes import Listener, hash_files, state_of
 from mlx_audit.evidence.records import current_digests, minor
-from mlx_audit.evidence.results import CheckResult, ClaimResult, Status, Tier, VerdictName
+from mlx_audit.evidence.results import CheckResult, ClaimResult, Items, Status, Tier, VerdictName
 from mlx_audit.evidence.verdict import decide
-from mlx_audit.manifests import find_manifest
+from mlx_audit.manifests import Manifest, ManifestError, find_manifest, load_manifest
 from mlx_audit.manifests.files import read_json
 from mlx_audit.models.origins import folder_of
 
@@ -81,7 +82,7 @@ class Stamp(_Model):
     """What an audit of a checkpoint, with its own weights, found."""
 
     schema_: Literal["mlx-audit/stamp/1"] = Field(default="mlx-audit/stamp/1", alias="schema")
-    family: str
+    family: str = Field(pattern="^[A-Za-z0-9_-]{1,64}$")
     module: str = Field(pattern=r"^mlx_lm\.models\.[A-Za-z0-9_-]{1,64}$")
     variant: str
     verdict: VerdictName
@@ -231,17 +232,26 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def stamp_digests(module: str) -> dict[str, str]:
+def stamp_digests(family: str, module: str) -> dict[str, str]:
     """Return the digests that a stamp of a model must have to be valid here and now.
 
     Raises:
+        ManifestError: the family's manifest is broken.
         NotCompileCapable: see `current_digests`.
         OSError, SyntaxError: the model's source cannot be read.
     """
-    manifest = find_manifest(module)
+    manifest = _manifest(family, module)
     if manifest is not None:
         return current_digests(manifest)
     return {"model": model_digest(module), "toolkit": toolkit_digest()}
+
+
+def _manifest(family: str, module: str) -> Manifest | None:
+    """Return the manifest of a family; reading only its own file is ten times faster than looking for it."""
+    own = resources.model_audits() / f"{family}.yaml"
+    if own.is_file() and (manifest := load_manifest(own)).module == module:
+        return manifest
+    return find_manifest(module)
 
 
 def _of_code(stamp: Stamp) -> Iterator[str]:
@@ -254,8 +264,8 @@ def _of_code(stamp: Stamp) -> Iterator[str]:
         "adapter": f"the adapter of {stamp.module}",
     }
     try:
-        digests = stamp_digests(stamp.module)
-    except NotCompileCapable as error:
+        digests = stamp_digests(stamp.family, stamp.module)
+    except (NotCompileCapable, ManifestError) as error:
         yield str(error)
         return
     except (OSError, SyntaxError) as error:

@@ -22,6 +22,8 @@ MAX_BYTES = 256 * 1024
 """Size of a manifest."""
 MAX_DEPTH = 20
 """Levels of nested mappings and lists."""
+MAX_NODES = 5_000
+"""Keys and values in all: reading them takes longer than their bytes say."""
 
 MAX_PROBLEMS = 200
 """Problems after which reading a file is given up."""
@@ -130,6 +132,7 @@ class StrictLoader(yaml.SafeLoader):
         super().__init__(text)
         self.document = document
         self.depth = 0
+        self.nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -146,10 +149,14 @@ class StrictLoader(yaml.SafeLoader):
             if isinstance(event, yaml.ScalarEvent):
                 event.implicit = (False, True)
         self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(
-                problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=event.start_mark
+        self.nodes += 1
+        if self.depth > MAX_DEPTH or self.nodes > MAX_NODES:
+            problem = (
+                f"more than {MAX_NODES} values"
+                if self.nodes > MAX_NODES
+                else f"nested more than {MAX_DEPTH} levels deep"
             )
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         try:
             return super().compose_node(parent, index)
         finally:

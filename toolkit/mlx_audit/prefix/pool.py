@@ -22,6 +22,7 @@ Leaves = Mapping[Hashable, int]
 class Payload(Protocol):
     """What an entry holds."""
 
+    @property
     def leaves(self) -> Iterable[tuple[Hashable, int]]:
         """Identity and bytes of each leaf; the same leaf may come more than once."""
         ...
@@ -265,7 +266,7 @@ def leaves_of(payload: Payload) -> dict[Hashable, int]:
         IndexMisuse: A leaf has no usable number of bytes, or two different ones.
     """
     leaves: dict[Hashable, int] = {}
-    for leaf, nbytes in payload.leaves():
+    for leaf, nbytes in payload.leaves:
         usable = isinstance(nbytes, int) and not isinstance(nbytes, bool) and nbytes >= 0
         if not usable or leaves.setdefault(leaf, nbytes) != nbytes:
             raise IndexMisuse(

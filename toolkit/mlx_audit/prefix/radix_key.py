@@ -72,8 +72,8 @@ Tokens = TokenKey | Iterable[int]
 
 def token_at(data: bytes, offset: int) -> int:
     """The id whose bytes begin at `offset`."""
-    (token,) = _ID.unpack_from(data, offset)
-    return int(token)
+    token: int = _ID.unpack_from(data, offset)[0]
+    return token
 
 
 def common_length(edge: bytes, data: bytes, offset: int, limit: int) -> int:
@@ -125,7 +125,8 @@ def _from_list(tokens: list[Any] | tuple[Any, ...]) -> bytes:
         packed = array("i", tokens)
     except OverflowError:
         packed = array("i")
-    if len(packed) != len(tokens) or (packed and min(packed) < 0):
+    # NumPy looks at the packed ids, since `min` would make an object of each.
+    if len(packed) != len(tokens) or (packed and int(np.frombuffer(packed, np.intc).min()) < 0):
         index, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t <= MOST)
         raise _refusal("a token id is out of range", token, index)
     if sys.byteorder == "big":

@@ -22,6 +22,8 @@ from mlx_audit.prefix.store_files import BODY
 FORMAT = "mlx-audit/prefix-store/1"
 MOST_MANIFEST = 64 << 20
 """Bytes of a manifest; token ids take 16 bytes for each three."""
+_MOST_VALUES = 4_000_000
+"""Values in a manifest: a small text can state many, each of which costs some 60 bytes once read."""
 _DEEPEST = 8
 _MOST = 2**31 - 1
 
@@ -82,7 +84,7 @@ def packed(tokens: Sequence[int]) -> bytes:
     Raises:
         PrefixRefused: key-mismatch: not ids of 0 and more that fit.
     """
-    ids = np.asarray(tokens)
+    ids = np.asarray(tokens if len(tokens) else np.zeros(0, np.int32))
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and (ids.min() < 0 or ids.max() > _MOST)):
         raise PrefixRefused(Reason.KEY_MISMATCH, "the key is no list of token ids", allowed=f"0 to {_MOST}")
     return ids.astype("<i4").tobytes()
@@ -96,10 +98,7 @@ def written(fingerprint: Mapping[str, str], entries: Sequence[StatedEntry]) -> b
     """
     content = {"parts": dict(fingerprint), "entries": [_entry_text(entry) for entry in entries]}
     text = json.dumps({"format": FORMAT, "sha256": _seal(content), "content": content}).encode()
-    if len(text) > MOST_MANIFEST:
-        raise PrefixRefused(
-            Reason.TOO_LARGE, "the keys are too long for one store", found=len(text), allowed=MOST_MANIFEST
-        )
+    _require_readable(text, "save")
     return text
 
 
@@ -113,6 +112,7 @@ def parsed(text: bytes, where: str) -> tuple[dict[str, str], list[StatedEntry]]:
     def damaged(detail: str, found: object = None) -> PrefixRefused:
         return PrefixRefused(Reason.DAMAGED, detail, where=where, found=found)
 
+    _require_readable(text, where)
     try:
         document = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
@@ -142,6 +142,19 @@ def parsed(text: bytes, where: str) -> tuple[dict[str, str], list[StatedEntry]]:
     if len({entry.tokens for entry in entries}) != len(entries):
         raise damaged("two entries have one key")
     return content.parts, entries
+
+
+def _require_readable(text: bytes, where: str) -> None:
+    """Refuse a manifest that would need too much memory."""
+    values = sum(map(text.count, (b",", b"[", b"{")))
+    if len(text) > MOST_MANIFEST or values > _MOST_VALUES:
+        raise PrefixRefused(
+            Reason.TOO_LARGE,
+            "too many keys for one store",
+            where=where,
+            found=f"{len(text)} bytes, {values} values",
+            allowed=f"{MOST_MANIFEST} bytes, {_MOST_VALUES} values",
+        )
 
 
 def _seal(content: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mlx_audit.audit.exit_codes import is_binding
 from mlx_audit.evidence.records import combine
@@ -23,7 +24,7 @@ class Row:
     Attributes:
         label: Of the document.
         claim: What is claimed: `compiled_decode`, `prefix_restore`.
-        parts: The results that it is made of, each with what was found of this claim.
+        parts: The results that it is made of, each with what was found of this claim; none is added once it was judged.
     """
 
     label: str
@@ -33,12 +34,12 @@ class Row:
     claimed: VerdictName | None
     parts: list[tuple[Result, ClaimResult]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def standing(self) -> Standing:
         """The worst of its configurations."""
         return worst(standing_of(*part) for part in self.parts)
 
-    @property
+    @cached_property
     def verdict(self) -> Verdict:
         """The weakest of its configurations."""
         return combine(Verdict(claim.verdict, claim.reason) for _, claim in self.parts)

@@ -37,9 +37,9 @@ class Document:
 
 def gathered(documents: Iterable[Results]) -> list[Document]:
     """Return the documents with those of equal environments put together, in the order given."""
-    found: dict[str, tuple[Environment, list[Result]]] = {}
+    found: dict[tuple[str | None, ...], tuple[Environment, list[Result]]] = {}
     for document in documents:
-        key = document.environment.model_dump_json()
+        key = tuple(document.environment.model_dump().values())
         found.setdefault(key, (document.environment, []))[1].extend(document.results)
     parts = list(found.values())
     labels = _labels([environment for environment, _ in parts])

@@ -87,6 +87,11 @@ def findings_of(results: Iterable[Result]) -> tuple[list[Finding], int]:
     return sorted(found.values(), key=_order), unplaced
 
 
+def code_of_rule(check: CheckResult) -> str:
+    """Return a check's code as an identifier that is never empty."""
+    return clean(check.code, 20) or "unknown"
+
+
 def _merge(found: dict[tuple[str, Place], Finding], finding: Finding) -> None:
     key = (finding.code, finding.place)
     first = found.get(key)
@@ -108,7 +113,7 @@ def _failed(result: Result, check: CheckResult) -> Iterator[Finding]:
     if check.status != "fail":
         return
     standing = worst(standing_of(result, claim) for claim in claims_of(result).values())
-    level: Level = "error" if standing in ("fails", "undecided") else "note"
+    level: Level = "error" if standing in ("fails", "undecided") else "error"
     first = _WHERE.fullmatch(check.where or "")
     stated = _TEXT.match(check.reason)
     what = stated["rest"] if stated is not None else check.reason
@@ -132,10 +137,10 @@ def _conditional(result: Result, check: CheckResult) -> Iterator[Finding]:
 
 
 def _finding(result: Result, check: CheckResult, match: re.Match[str], what: str, level: Level) -> Finding:
-    path, base = _relative(match["path"], result.target)
+    path, base = _relative(clean(match["path"]), clean(result.target))
     place = Place(path, base, int(match["line"]), int(match["column"]) if match["column"] else None)
     affected = {clean(f"{result.family} {result.variant}", 200): [clean(result.configuration, 200)]}
-    return Finding(clean(check.code, 20), place, level, clean(what, 1_000).rstrip("."), affected=affected)
+    return Finding(code_of_rule(check), place, level, clean(what, 1_000).rstrip("."), affected=affected)
 
 
 def _without_kind(text: str) -> str:

@@ -86,7 +86,7 @@ def places_and_blocks(documents: Sequence[Results]) -> tuple[list[Document], lis
         for result in place.results:
             key = (result.family, result.variant, number)
             blocks.setdefault(key, Block(*key)).results.append(result)
-    for row in sorted(rows_of(places), key=lambda row: (row.standing == "claims nothing", row.claim)):
+    for row in sorted(rows_of(places), key=lambda row: (not _binds(row), row.claim)):
         blocks[row.family, row.variant, numbers[row.label]].rows.append(row)
     return places, [blocks[key] for key in sorted(blocks)]
 
@@ -104,11 +104,10 @@ def _line(row: Row, block: Block, place: Document) -> Line:
     exactness, kind = _exactness(results)
     kills, survived = _kills(results)
     names = [clean(result.configuration, MOST_NAME) for result in results]
-    whole = len(results) == len(block.results)
     return Line(
         family=clean(block.family, MOST_NAME),
         variant=clean(block.variant, MOST_NAME),
-        only="" if whole else ", ".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} configurations",
+        only=_only(row, block, names),
         claim=clean(row.claim.replace("_", " "), MOST_NAME),
         backend=clean(place.environment.backend, MOST_NAME) or place.label,
         label=place.label,
@@ -123,6 +122,17 @@ def _line(row: Row, block: Block, place: Document) -> Line:
         survived=survived,
         also=clean(" ".join(names)),
     )
+
+
+def _only(row: Row, block: Block, names: Sequence[str]) -> str:
+    """Return of which configurations a line speaks, where the variant has another line that claims something."""
+    if not any(other is not row and other.claim == row.claim and _binds(other) for other in block.rows):
+        return ""
+    return ", ".join(names) if len(names) <= _MOST_NAMED else f"{len(names)} configurations"
+
+
+def _binds(row: Row) -> bool:
+    return row.standing != "claims nothing"
 
 
 def _deciding(results: Sequence[Result], reason: str) -> CheckResult | None:

@@ -17,7 +17,7 @@ from mlx_audit.reports.html_board import MOST_NAME, Block, Line
 _MOST_TEXT = 600
 """Characters of a text among the figures."""
 
-_MOST_ITEMS = 200
+_MOST_ITEMS = 1_000
 _DEEPEST = 6
 _SAFE_INTEGER = 2**53
 """A script holds no larger integer exactly."""
@@ -29,16 +29,16 @@ class Packer:
     def __init__(self) -> None:
         self._pools: dict[str, dict[str, int]] = {name: {} for name in ("names", "checks", "faults")}
 
-    def pack(self, families: Mapping[str, Sequence[tuple[Block, list[Line]]]], places: Sequence[Document]) -> dict[str, Any]:
+    def pack(
+        self, families: Mapping[str, Sequence[tuple[Block, list[Line]]]], places: Sequence[Document]
+    ) -> dict[str, Any]:
         """Return the data as JSON values.
 
         Args:
             families: Blocks with their lines, by the page's name of the section.
             places: Where the results were made; blocks point to them.
         """
-        packed = {
-            section: [self._block(*block) for block in blocks] for section, blocks in families.items()
-        }
+        packed = {section: [self._block(*block) for block in blocks] for section, blocks in families.items()}
         pools = {name: [json.loads(text) for text in pool] for name, pool in self._pools.items()}
         return {"places": [place.label for place in places], "families": packed, **pools}
 

@@ -23,9 +23,11 @@ def code(text: object, limit: int = 1_000) -> str:
     shown = clean(text, limit).strip()
     if not shown:
         return "–"
-    if "`" in shown or "|" in shown or shown.endswith("\\"):
-        return f"<code>{html(shown, len(shown), plain=' .,:/')}</code>"
-    return f"`{shown}`"
+    if "|" in shown:  # which splits cells of a table even in a span, and there alone can be escaped
+        return f"<code>{html(shown, len(shown), plain=' ')}</code>"
+    fence = "`" * (1 + _longest_run(shown))
+    edge = " " if "`" in (shown[0], shown[-1]) else ""
+    return f"{fence}{edge}{shown}{edge}{fence}"
 
 
 def prose(text: object, limit: int = 1_000) -> str:
@@ -39,8 +41,12 @@ def prose(text: object, limit: int = 1_000) -> str:
 def fenced(command: str, limit: int = 2_000) -> str:
     """Return a command as a block of code, in one line."""
     shown = clean(command, limit)
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    fence = "`" * max(3, 1 + _longest_run(shown))
     return f"{fence}text\n{shown}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)
 
 
 def _words(text: str) -> str:

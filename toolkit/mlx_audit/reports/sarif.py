@@ -13,7 +13,7 @@ from mlx_audit._version import __version__
 from mlx_audit.errors import clean
 from mlx_audit.evidence.results import Result, Results
 from mlx_audit.reports.documents import Document, gathered
-from mlx_audit.reports.findings import Finding, findings_of
+from mlx_audit.reports.findings import Finding, code_of_rule, findings_of
 from mlx_audit.reports.rules import rules
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -58,7 +58,7 @@ def _empty_run() -> dict[str, Any]:
 
 def _run(document: Document) -> dict[str, Any]:
     found, unplaced = findings_of(document.results)
-    codes = sorted({clean(check.code, 20) for result in document.results for check in result.checks})
+    codes = sorted({code_of_rule(check) for result in document.results for check in result.checks})
     version = clean(document.environment.mlx_audit) or __version__
     run = _frame(document.label, version, list(_rules(codes, document.results)))
     fingerprints = _fingerprints(found)
@@ -89,7 +89,7 @@ def _notify(run: dict[str, Any], text: str) -> None:
 
 
 def _rules(codes: Iterable[str], results: Sequence[Result]) -> Iterator[dict[str, Any]]:
-    names = {clean(check.code, 20): check.name for result in results for check in result.checks}
+    names = {code_of_rule(check): check.name for result in results for check in result.checks}
     for code in codes:
         rule = rules().get(code)
         if rule is None:  # of another version of mlx-audit
@@ -110,7 +110,7 @@ def _rules(codes: Iterable[str], results: Sequence[Result]) -> Iterator[dict[str
 def _result(finding: Finding, fingerprint: str, index: dict[str, int]) -> dict[str, Any]:
     place = finding.place
     region = {"startLine": place.line} | ({"startColumn": place.column} if place.column else {})
-    artifact = {"uri": quote(clean(place.path), safe="/"), "uriBaseId": place.base}
+    artifact = {"uri": quote(place.path, safe="/"), "uriBaseId": place.base}
     return {
         "ruleId": finding.code,
         "ruleIndex": index[finding.code],
