@@ -113,7 +113,7 @@ def _failed(result: Result, check: CheckResult) -> Iterator[Finding]:
     if check.status != "fail":
         return
     standing = worst(standing_of(result, claim) for claim in claims_of(result).values())
-    level: Level = "error" if standing in ("fails", "undecided") else "error"
+    level: Level = "error" if standing in ("fails", "undecided") else "note"
     first = _WHERE.fullmatch(check.where or "")
     stated = _TEXT.match(check.reason)
     what = stated["rest"] if stated is not None else check.reason
