@@ -85,17 +85,19 @@ function figures(check) {
 
 // --- what decided ------------------------------------------------------------------------------------------------
 
+// A check decides where the reason begins with its code; evidence that lapsed, or is missing, has a reason of its own.
 function deciding(results) {
   const found = new Map();
   for (const result of results) {
-    const first = result.checks.find((check) => check.status === "fail") || result.checks.find((check) => check.status === "not-run" && check.tier !== "checkpoint");
-    if (!first || !["not-capable", "undecided"].includes(result.verdict)) continue;
-    const key = JSON.stringify([first.code, first.reason, result.unclaimed]);
-    if (!found.has(key)) found.set(key, [first, [], result.unclaimed]);
-    found.get(key)[1].push(result.name);
+    if (!["not-capable", "undecided"].includes(result.verdict)) continue;
+    const check = result.checks.find(({ code, status }) => ["fail", "not-run"].includes(status) && result.reason.startsWith(`${code} `));
+    const key = JSON.stringify([check ? [check.code, check.reason] : result.reason, result.unclaimed]);
+    if (!found.has(key)) found.set(key, [check, result, []]);
+    found.get(key)[2].push(result.name);
   }
-  return [...found.values()].map(([check, names, unclaimed]) =>
-    h(
+  return [...found.values()].map(([check, { reason, unclaimed }, names]) => {
+    if (!check) return h("div", { class: "decided open" }, h("p", {}, prose(reason || "No reason is given.")), h("p", { class: "muted" }, names.join(", ")));
+    return h(
       "div",
       { class: check.status === "fail" && !unclaimed ? "decided" : "decided open" },
       h("p", {}, h("strong", {}, h("code", {}, check.code), " ", prose(check.name)), check.status === "fail" ? " fails" : " was not run", unclaimed ? h("span", { class: "muted" }, " · nothing is claimed of this") : null),
@@ -103,8 +105,8 @@ function deciding(results) {
       h("dl", {}, check.where ? [h("dt", {}, "where"), h("dd", {}, h("code", {}, check.where))] : [], h("dt", {}, "configurations"), h("dd", {}, names.join(", "))),
       check.reproduce ? command(check.reproduce) : null,
       command(`mlx-audit explain ${check.code}`),
-    ),
-  );
+    );
+  });
 }
 
 // --- layers, errors, faults, cost --------------------------------------------------------------------------------
@@ -234,15 +236,13 @@ function block(data, packed, room) {
   const inner = room - 50;
   const half = room > 980 ? (inner - 40) / 2 : inner;
   const claims = packed.claims.map(([name, claimed, standing, , only]) => `${name}${only ? ` of ${only}` : ""}: claimed ${claimed ? words(claimed) : "nothing"}, ${STANDINGS[standing] || standing}`);
-  const lapsed = [...new Set(results.filter((result) => result.reason.startsWith("stale: ")).map((result) => result.reason))];
   const simple = /^[A-Za-z0-9_][A-Za-z0-9_.-]*$/.test(packed.target);
   return h(
     "article",
     { class: "block", "aria-label": `${packed.variant}, ${data.places[packed.place]}` },
     h("header", {}, h("h4", {}, packed.variant), h("span", { class: "muted" }, data.places[packed.place]), badge(packed.claims[0][3]), h("span", { class: "sub" }, claims.join("; "))),
     packed.limits.length ? h("ul", { class: "limits" }, packed.limits.map((limit) => h("li", {}, limit))) : null,
-    ...lapsed.map((reason) => h("div", { class: "decided open" }, h("p", {}, reason))),
-    ...(lapsed.length ? [] : deciding(results)),
+    ...deciding(results),
     layersPart(results, half),
     packed.kills
       ? h("div", { class: "two" }, h("div", {}, errorsPart(results, half), costPart(results)), h("div", {}, killsPart(data, packed.kills, half)))

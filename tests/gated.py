@@ -15,7 +15,7 @@ from mlx_audit.evidence.digests import mlx_lm_models
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.records import make_record, write_record
 from mlx_audit.manifests import load_manifest
-from model_files import write_manifest, write_model
+from model_files import FORWARD, write_manifest, write_model
 
 
 def copy_of_mlx_lm(folder: Path) -> Path:
@@ -33,11 +33,19 @@ def edit(path: Path, old: str, new: str) -> None:
     os.utime(path, ns=(before, before + 1_000_000))
 
 
-def own_family(folder: Path, *changes: tuple[str, str], name: str = "mine") -> Path:
+HOST_READ = (
+    FORWARD,
+    f"        if cache is not None and int(cache[0].offset) < 0:\n            inputs = inputs + 1\n{FORWARD}",
+)
+"""A change of the model that reads the position on the host: no such model can be compiled, and its audit is short."""
+
+
+def own_family(folder: Path, *changes: tuple[str, str], name: str = "mine", claim: str = "capable") -> Path:
     """Write a family with one RoPE kind, and a record that says of it what a green audit says; return its manifest."""
     write_model(folder, name, *changes)
     path = write_manifest(folder, name)
     stated = yaml.safe_load(path.read_text(encoding="utf-8"))
+    stated["variants"]["full"]["claims"] = {"compiled_decode": claim}
     path.write_text(yaml.safe_dump({**stated, "rope": ["default"]}), encoding="utf-8")
     manifest = load_manifest(path)
     checks = [

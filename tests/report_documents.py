@@ -57,13 +57,22 @@ def failed(code: str = "SRC001", **more: Any) -> CheckResult:
 
 
 def result(
-    *checks: CheckResult, claimed: VerdictName | None = "capable", verdict: VerdictName | None = None, **more: Any
+    *checks: CheckResult,
+    claimed: VerdictName | None = "capable",
+    verdict: VerdictName | None = None,
+    **more: Any,
 ) -> Result:
     """Return a result whose verdict follows from its checks."""
     found = decide(checks, limits=more.get("limits", ()))
     named: VerdictName = verdict or found.name
     claim = ClaimResult(claimed=claimed, verdict=named, reason=found.reason)
-    stated = {"target": "bad", "family": "bad", "variant": "full", "configuration": "tiny", "reason": found.reason}
+    stated = {
+        "target": "bad",
+        "family": "bad",
+        "variant": "full",
+        "configuration": "tiny",
+        "reason": found.reason,
+    }
     return Result.model_validate(
         {**stated, "verdict": named, "claims": {"compiled_decode": claim}, "checks": list(checks), **more}
     )
@@ -79,7 +88,13 @@ def document(*results: Result, backend: str = "cpu", **versions: str) -> Results
 def hostile_document(texts: Sequence[str] = HOSTILE) -> Results:
     """Return a document with a text in every field that takes one, a result for each of the texts."""
     environment = Environment(
-        mlx_audit=texts[0], mlx=texts[0], mlx_lm="", python="", platform="", backend=texts[0], compiler=texts[0]
+        mlx_audit=texts[0],
+        mlx=texts[0],
+        mlx_lm="",
+        python="",
+        platform="",
+        backend=texts[0],
+        compiler=texts[0],
     )
     return Results(environment=environment, results=[hostile_result(text) for text in texts])
 

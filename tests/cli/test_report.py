@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from mlx_audit import resources
 from mlx_audit.cli import application
 from mlx_audit.cli.report import BEGINNINGS
+from mlx_audit.evidence.records import load_record, write_record
 from mlx_audit.evidence.results import Results
 from report_documents import check, document, failed, result
 
@@ -204,6 +205,17 @@ def test_a_variant_without_a_record_is_undecided(audits: Path) -> None:
     assert done.stdout.startswith("# mlx-audit: 2 of 4 claims cannot be decided, 2 hold\n")
     assert "no record of this variant on cuda" in done.stdout
     assert "mlx-audit run jamba --record" in done.stdout
+
+
+def test_a_variant_that_a_record_lacks_is_undecided(audits: Path) -> None:
+    add_family(audits, "llama")
+    record = load_record(COMMITTED / "records" / "llama" / "cpu.json")
+    del record.variants["sliding"]
+    write_record(record, audits / "records")
+    done = report("--family", "llama")
+    rows = [line for line in done.stdout.splitlines() if "| `llama` | `sliding` | `cpu` |" in line]
+    assert [row.split(" | ")[0] for row in rows] == ["| **undecided**"]
+    assert "no record of this variant on cpu" in done.stdout
 
 
 def test_a_stale_record_proves_nothing(audits: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_hugging_face_folder_becomes_one_of_mlx(tmp_path: Path) -> None:
     assert {array.dtype for array in weights.values()} == {mx.bfloat16}
     card = (result.folder / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\nlicense: mit\ntags:\n- tiny\n- mlx-audit\n---\n\n# A tiny model\n")
-    model, tokenizer = mlx_lm.load(str(result.folder))
+    _, tokenizer = mlx_lm.load(str(result.folder))
     assert tokenizer.encode("hello") == mlx_lm.utils.load_tokenizer(source).encode("hello")
 
 
@@ -177,7 +177,7 @@ def unusable(request: Request) -> Outcome:
 
 
 def interrupted(request: Request) -> Outcome:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt("by Ctrl-C")
 
 
 def changing(request: Request) -> Outcome:
@@ -194,7 +194,7 @@ def filling(request: Request) -> Outcome:
     ("audit", "error", "message"),
     [
         (unusable, ConversionFailed, "made: no"),
-        (interrupted, KeyboardInterrupt, ""),
+        (interrupted, KeyboardInterrupt, "by Ctrl-C"),
         (changing, ConversionFailed, "files changed while they were audited"),
         (filling, ConversionFailed, "No space left on device"),
     ],

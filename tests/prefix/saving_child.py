@@ -1,7 +1,7 @@
 """Forks children that save to one store without end, kills each at a random moment, and says what it finds then.
 
-Run as a script: `saving_child.py FOLDER COUNT SEED`. This process reads files only, never an array: MLX does not survive
-a fork once it has started its threads.
+Run as a script: `saving_child.py FOLDER COUNT SEED`. This process reads files only,
+never an array: MLX does not survive a fork once it has started its threads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def main(folder: Path, count: int, seed: int) -> None:
         killed(folder, choice.uniform(1e-4, 1.5 * one_round))
         found = [entry.ids for entry in load(folder, WORLD, verify=True)]
         litter = len(list(folder.iterdir())) - len(found) - 2
-        print(next(name for name, keys in KEYS.items() if keys == found), litter, flush=True)
+        state = next(name for name, keys in KEYS.items() if keys == found)
+        sys.stdout.write(f"{state} {litter}\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_audit.prefix.fingerprint import Fingerprint, checkpoint_digest, of_model, weights_digest
@@ -70,6 +70,7 @@ def typed(value: Any) -> Any:
     return (type(value), tuple(map(typed, value)) if isinstance(value, tuple) else value)
 
 
+@settings(max_examples=50)
 @given(one=_WORLDS, other=_WORLDS)
 def test_digests_are_equal_only_for_equal_worlds(one: dict[str, Any], other: dict[str, Any]) -> None:
     same = all(typed(one.get(name)) == typed(other.get(name)) for name in FIELDS)

@@ -131,10 +131,13 @@ def test_bytes_are_known_before_and_hold_no_padding(family: str) -> None:
 
 
 def test_another_thread_can_use_what_one_thread_restored() -> None:
-    cold = prefilled("falcon_h1", 20)
-    restored = take(cold).restore()
-    wanted, found = cold.twin().feed([3, 4]), []
-    worker = Thread(target=lambda: found.append(Run(cold.model, restored, 20).feed([3, 4])))
+    live, cold = prefilled("llama", 20), prefilled("llama", 15)
+    snapshot = take(live)
+    with mx.stream(mx.new_thread_local_stream(mx.default_device())):  # as mlx-lm's server does
+        restored = snapshot.restore(15)
+    wanted: bytes = cold.feed([3, 4])
+    found: list[bytes] = []
+    worker = Thread(target=lambda: found.append(Run(live.model, restored, 15).feed([3, 4])))
     worker.start()
     worker.join()
     assert found == [wanted]

@@ -22,7 +22,7 @@ from mlx_lm.models.cache import (
 from mlx_audit.prefix.layers import kind_for, kinds
 from mlx_audit.prefix.reasons import PrefixRefused
 from mlx_audit.prefix.rules import RULES, refusal
-from mlx_audit.prefix.snapshot import Snapshot, leaf_bytes
+from mlx_audit.prefix.snapshot import Snapshot, leaf_bytes, read_stack
 from mlx_audit.prefix.snapshot_compare import differences
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -62,7 +62,7 @@ def chunked(chunks: list[int], start: int = 0) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(before=CHUNKS, after=CHUNKS)
 def test_a_restored_cache_hands_out_what_the_original_does(
     kind: str, before: list[int], after: list[int]
@@ -78,7 +78,7 @@ def test_a_restored_cache_hands_out_what_the_original_does(
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(before=CHUNKS, after=CHUNKS, data=st.data())
 def test_a_cut_is_what_a_run_that_stopped_there_goes_on_as_or_is_refused(
     kind: str, before: list[int], after: list[int], data: st.DataObject
@@ -105,6 +105,26 @@ def test_a_cut_is_what_a_run_that_stopped_there_goes_on_as_or_is_refused(
     for chunk in chunked(after, prefix):
         assert fed(restored, chunk) == fed(stopped, chunk)
     assert differences([restored], [stopped], prefix + sum(after)) == []
+
+
+@pytest.mark.parametrize("before", [[9, 1, 1], [1] * 12, [5, 5, 5], [3, 9]], ids=str)
+def test_a_chunked_cache_refuses_exactly_the_cuts_that_would_go_on_differently(before: list[int]) -> None:
+    """The cut is made past the rule, and told from a run that stopped there."""
+    cache, position = ChunkedKVCache(4), sum(before)
+    for chunk in chunked(before):
+        fed(cache, chunk)
+    [layer], arrays = read_stack([cache], position)
+    judged = set()
+    for prefix in range(layer.parameters["start_position"] + 1, position):
+        stopped = ChunkedKVCache(4)
+        for chunk in chunked(before):
+            if chunk[0] < prefix:
+                fed(stopped, [token for token in chunk if token < prefix])
+        cut = kinds()["chunked"].make(*kinds()["chunked"].cut(layer, arrays, prefix))
+        same = fed(cut, [prefix]) == fed(stopped, [prefix])
+        assert same == (refusal([layer], prefix) is None), f"prefix {prefix}"
+        judged.add(same)
+    assert judged == ({True, False} if before != [3, 9] else {True})
 
 
 def test_every_kind_is_tried_and_has_a_rule_and_every_native_class_is_judged() -> None:

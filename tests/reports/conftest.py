@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +65,30 @@ def audited_document() -> Results:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium, one a module; without one the test is left out, or fails where CI asks for it."""
-    from playwright.sync_api import Error, sync_playwright
+    from playwright.sync_api import sync_playwright
 
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-    path = next((found for name in names if (found := shutil.which(name))), None)
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    paths = [*filter(None, map(shutil.which, names)), None]  # without a path, Playwright's own
     with sync_playwright() as playwright:
-        try:
-            # Without a path, Playwright's own.
-            running = playwright.chromium.launch(executable_path=path, args=arguments)
-        except Error as error:
-            reason = f"no Chromium can be started: {error.message.splitlines()[0]}"
-            if os.environ.get(REQUIRED) == "1":
-                pytest.fail(f"{reason}; {REQUIRED} is set")
-            pytest.skip(reason)
+        running = _started(playwright.chromium, paths)
         yield running
         running.close()
+
+
+def _started(chromium: Any, paths: Sequence[str | None]) -> Any:
+    from playwright.sync_api import Error
+
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    reasons = []
+    for path in paths:
+        try:
+            return chromium.launch(executable_path=path, args=arguments)
+        except Error as error:
+            reasons.append(error.message.splitlines()[0])
+    reason = f"no Chromium can be started: {'; '.join(reasons)}"
+    if os.environ.get(REQUIRED) == "1":
+        pytest.fail(f"{reason}; {REQUIRED} is set")
+    pytest.skip(reason)
 
 
 @pytest.fixture

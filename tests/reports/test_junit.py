@@ -93,7 +93,11 @@ def test_a_failure_says_what_a_person_needs() -> None:
     (failure,) = next(case for case in suite if case.name == "SRC001").result
     assert failure.type == "SRC001"
     assert failure.message == "`int(offset)` reads the position"
-    for piece in ("what must hold", "at mlx_lm/models/bad.py:12:5", "reproduce: mlx-audit run bad --only SRC001"):
+    for piece in (
+        "what must hold",
+        "at mlx_lm/models/bad.py:12:5",
+        "reproduce: mlx-audit run bad --only SRC001",
+    ):
         assert piece in failure.text
 
 

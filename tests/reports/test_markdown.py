@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from mlx_audit.errors import clean
 from mlx_audit.evidence.results import ClaimResult, KillSummary, Result, Results
 from mlx_audit.reports.markdown import LIMIT, render
 from report_documents import HOSTILE, check, document, failed, hostile_document, recorded, result
@@ -39,9 +40,14 @@ def table(text: str) -> list[list[str]]:
     """Return the cells of the table of claims, as a reader shows them."""
     section = text.partition("\n## Claims\n")[2].partition("\n## Details\n")[0]
     cells = [token for token in reader().parse(section) if token.type == "inline"]
-    shown = ["".join(inner.content for inner in (cell.children or ()) if inner.type != "html_inline") for cell in cells]
+    shown = [
+        "".join(inner.content for inner in (cell.children or ()) if inner.type != "html_inline")
+        for cell in cells
+    ]
     rows = [shown[start : start + COLUMNS] for start in range(0, len(shown), COLUMNS)]
-    assert rows[:1] == [["", "family", "variant", "backend", "claim", "claimed", "found", "configurations", "decided by"]]
+    assert rows[:1] == [
+        ["", "family", "variant", "backend", "claim", "claimed", "found", "configurations", "decided by"]
+    ]
     return rows[1:]
 
 
@@ -88,11 +94,18 @@ def test_the_weakest_configuration_decides() -> None:
 
 
 def test_failures_come_before_the_table_and_details() -> None:
-    text = render([document(result(check(), family="good"), result(failed(reproduce="mlx-audit run bad --seed 7")))])
+    text = render(
+        [document(result(check(), family="good"), result(failed(reproduce="mlx-audit run bad --seed 7")))]
+    )
     places = [text.index(f"\n## {name}\n") for name in ("Failed claims", "Claims", "Details")]
     assert places == sorted(places)
     failures = text[places[0] : places[1]]
-    for piece in ("`SRC001`", "what must hold", "`int(offset)` reads the position", "at `mlx_lm/models/bad.py:12:5`"):
+    for piece in (
+        "`SRC001`",
+        "what must hold",
+        "`int(offset)` reads the position",
+        "at `mlx_lm/models/bad.py:12:5`",
+    ):
         assert piece in failures
     assert "mlx-audit run bad --seed 7" in failures
     assert "good" not in failures
@@ -110,6 +123,15 @@ def test_one_fault_is_told_once() -> None:
     assert "on `c0`, `c1`, `c2`, `c3`, `c4` and 3 more" in failures
 
 
+def test_what_leaves_a_claim_undecided_is_told_without_what_rests_on_it() -> None:
+    cause = check("TRC001", "not-run", reason="the export was refused")
+    rests = check("PAR001", "not-run", reason="needs TRC001, which was not run")
+    undecided = render([document(result(cause, rests))]).partition("\n## Claims\n")[0]
+    assert "`TRC001`" in undecided
+    assert "the export was refused" in undecided
+    assert "PAR001" not in undecided
+
+
 def test_what_confirms_a_claim_is_no_failure() -> None:
     text = render([document(result(failed(), claimed="not-capable"))])
     assert "## Failed" not in text
@@ -119,7 +141,10 @@ def test_what_confirms_a_claim_is_no_failure() -> None:
 
 
 def test_a_stale_or_missing_record_names_the_command_that_mends_it() -> None:
-    for reason in ("stale: the source of mlx_lm.models.bad changed since", "no record of this variant on cpu"):
+    for reason in (
+        "stale: the source of mlx_lm.models.bad changed since",
+        "no record of this variant on cpu",
+    ):
         claim = ClaimResult(claimed="capable", verdict="undecided", reason=reason)
         text = render([document(result(verdict="undecided", claims={"compiled_decode": claim}))])
         undecided = text.partition("\n## Claims\n")[0]
@@ -157,6 +182,11 @@ def test_the_committed_records() -> None:
 # Foreign text.
 
 
+def cell(name: str) -> str:
+    """Return what a cell of the table shows of a name."""
+    return clean(name, 100).strip() or "–"
+
+
 def foreign(text: str, documents: Sequence[Results]) -> Iterator[str]:
     """Yield what of a document would be more than text."""
     within_code = False
@@ -169,9 +199,10 @@ def foreign(text: str, documents: Sequence[Results]) -> Iterator[str]:
             within_code = token.content == "<code>"
         if token.type == "text" and not within_code and LINKED.search(token.content):
             yield f"linked: {token.content}"
+    names = {(cell(r.family), cell(r.variant)) for part in documents for r in part.results}
     rows = table(text)
-    if len(rows) != sum(len({(r.family, r.variant) for r in part.results}) for part in documents):
-        yield f"{len(rows)} rows"
+    if {(row[1], row[2]) for row in rows} != names or len(rows) != len(names):
+        yield f"rows: {rows}"
 
 
 def harmless(documents: Sequence[Results]) -> None:
@@ -179,7 +210,9 @@ def harmless(documents: Sequence[Results]) -> None:
     # Our own emphasis is taken away first; what is left is theirs.
     for ours in ("**fails**", "**undecided**", "**failed**"):
         text = text.replace(ours, ours.strip("*"))
-    text = re.sub(r"^- \*\*(<code>.*?</code>|(`+)[^\n]+?(?<!`)\2(?!`)|–)\*\* ", r"- \1 ", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^- \*\*(<code>.*?</code>|(`+)[^\n]+?(?<!`)\2(?!`)|–)\*\* ", r"- \1 ", text, flags=re.MULTILINE
+    )
     assert list(foreign(text, documents)) == []
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e\u2066\ud800-\udfff]", text)
 
@@ -206,6 +239,7 @@ def test_the_tests_of_foreign_text_can_fail() -> None:
     start = f"{head}|---|---|---|---|---|---|---|---|---|\n| "
     for text in ("<b>x", "[a](https://b.c)", "@someone", "see #1", "*x*"):
         assert list(foreign(f"{start}{text} |\n", [document(result(check()))])), text
+    assert any("rows" in what for what in foreign(f"{start}holds | a |\n", [document(result(check()))]))
 
 
 # Size.
@@ -214,7 +248,9 @@ def test_the_tests_of_foreign_text_can_fail() -> None:
 @pytest.mark.parametrize("length", [10, 5_000])
 def test_it_is_below_the_limit_and_says_what_is_left_out(length: int) -> None:
     many = [
-        result(failed(reason="`" + "é" * length + f"{number}`"), family=f"f{number}", configuration="c" * length)
+        result(
+            failed(reason="`" + "é" * length + f"{number}`"), family=f"f{number}", configuration="c" * length
+        )
         for number in range(3_000)
     ]
     text = render([document(*many)])

@@ -122,7 +122,13 @@ def test_findings_of_other_texts_files_and_checks_have_other_fingerprints() -> N
 
 @pytest.mark.parametrize(
     ("claimed", "level"),
-    [("capable", "error"), ("limited", "error"), (None, "error"), ("not-capable", "note"), ("undecided", "note")],
+    [
+        ("capable", "error"),
+        ("limited", "error"),
+        (None, "error"),
+        ("not-capable", "note"),
+        ("undecided", "note"),
+    ],
 )
 def test_the_level_says_what_the_claim_makes_of_it(claimed: Any, level: str) -> None:
     (found,) = results(result(failed(), claimed=claimed))
@@ -184,13 +190,17 @@ def test_paths_are_relative(where: str, target: str, uri: str) -> None:
     assert place(found)[1:] == (uri, 1, 2)
 
 
-def test_a_file_of_the_working_directory_is_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_working_directory_is_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (found,) = results(result(failed(where=f"{Path.cwd()}/sub/x.py:1:2")))
     assert place(found)[:2] == ("WORKING_DIRECTORY", "sub/x.py")
 
 
-@pytest.mark.parametrize("where", [None, "step 3, caches[1]", "x.py:0:1", "x.py", "x.py:99999999999999999999"])
+@pytest.mark.parametrize(
+    "where", [None, "step 3, caches[1]", "x.py:0:1", "x.py", "x.py:99999999999999999999"]
+)
 def test_a_failure_without_a_place_is_counted(where: str | None) -> None:
     (run,) = runs([document(result(failed("PAR001", where=where, reason="logits differ"), check("SRC001")))])
     assert run["results"] == []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mlx_audit.errors import MlxAuditError, NotCompileCapable
-from mlx_audit.evidence.digests import OWN, mlx_lm_models, model_paths, package
+from mlx_audit.evidence.digests import OWN, model_path, model_paths, package
 from mlx_audit.evidence.records import record_path
 from mlx_audit.evidence.registered import adapter_files, registered_adapter
 from mlx_audit.evidence.standing import Evidence
@@ -74,8 +74,7 @@ def _files(evidence: Evidence, records: Iterable[Path]) -> Iterator[Path]:
     yield from model_paths(manifest)
     recorded = evidence.record.files.get("model", {}) if evidence.record is not None else {}
     for name in recorded:  # also what was deleted since
-        place, _, file = name.rpartition("/")
-        yield (manifest.path.parent if place == "." else mlx_lm_models()) / file
+        yield model_path(manifest, name)
     yield from _adapter(manifest)
     for part in _TOOLS:
         yield package() / part

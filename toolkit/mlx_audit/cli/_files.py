@@ -12,6 +12,9 @@ from mlx_audit.errors import MlxAuditError
 if TYPE_CHECKING:
     from mlx_audit.models.target import Target
 
+MOST_COMPARED = 16 << 20
+"""Bytes of what `--check` reads."""
+
 _PATCH = b"--- a/"
 _QUOTED_PATCH = b'--- "a/'
 """How a patch begins that names a file with a quote or a control in its name."""
@@ -68,6 +71,14 @@ def patch(option: str, file: Path, read: Iterable[Path], *, force: bool) -> Path
         fix = "name another file, or add --force"
         _require_begin(option, place, (_PATCH, _QUOTED_PATCH), allowed, fix)
     return place
+
+
+def compared(file: Path) -> Path:
+    """Return a file that `--check` reads; a device or a huge file would never come to an end."""
+    if file.exists() and (not file.is_file() or file.stat().st_size > MOST_COMPARED):
+        allowed = f"a regular file of at most {MOST_COMPARED} bytes"
+        raise MlxAuditError("this cannot be compared", where=f"--check {file}", allowed=allowed)
+    return file
 
 
 def _require_begin(option: str, place: Path, begins: tuple[bytes, ...], allowed: str, fix: str) -> None:

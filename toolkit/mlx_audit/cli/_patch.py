@@ -175,7 +175,7 @@ def _offer(patch: Patch, after: Outcome, output: Path | None) -> int:
 def _check(patch: Patch, file: Path) -> int:
     """Compare with a diff that was written before: 0 where it is the same, 1 where it is not."""
     try:
-        written = file.read_bytes().decode()
+        written = _files.compared(file).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise MlxAuditError("the patch cannot be read", where=str(file), found=error) from error
     if written == patch.diff:

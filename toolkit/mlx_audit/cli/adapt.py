@@ -94,7 +94,7 @@ def _check(target: ResolvedTarget, file: Path) -> int:
 
     fix = f"mlx-audit adapt {target.text} --as module -o {file}"
     try:
-        current, difference = is_current(target, file)
+        current, difference = is_current(target, _files.compared(file))
     except FileNotFoundError:
         _console.note(f"{file}: missing; fix: {fix}")
         return MISSING

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,9 @@ from mlx_audit.errors import MlxAuditError
 
 if TYPE_CHECKING:
     from mlx_audit.audit.bench import Sizes
+
+_MOST_BYTES, _MOST_VALUES = 16 << 20, 500_000
+"""Of a file that `--from` reads."""
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A checkpoint, tiny, or a family (random weights).")
@@ -102,10 +104,11 @@ def bench(
 def _stored(path: Path) -> list[dict[str, Any]]:
     """Return the results in a file that `--json` wrote, or a list of them."""
     from mlx_audit.audit.bench_chart import SCHEMA
+    from mlx_audit.manifests.files import read_json
 
     try:
-        found = loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = read_json(path, _MOST_BYTES, _MOST_VALUES)
+    except (OSError, ValueError, RecursionError) as error:
         raise MlxAuditError("the results cannot be read", where=str(path), found=error) from error
     results = found if isinstance(found, list) else [found]
     if not all(isinstance(result, dict) and result.get("schema") == SCHEMA for result in results):

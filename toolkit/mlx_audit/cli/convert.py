@@ -11,7 +11,6 @@ import typer
 from mlx_audit.cli import _choices, _console, _files
 
 if TYPE_CHECKING:
-    from mlx_audit.audit.process import Child
     from mlx_audit.audit.request import Options, Request
     from mlx_audit.audit.runner import Outcome
     from mlx_audit.convert.conversion import Conversion, Plan
@@ -60,7 +59,6 @@ def convert(
     timeout: Timeout = 600.0,
 ) -> int:
     """Convert a checkpoint, audit it with its own weights, and stamp it; exits as run does on the result."""
-    from mlx_audit.audit.process import Child
     from mlx_audit.convert.conversion import plan_conversion
 
     started = time.perf_counter()
@@ -79,12 +77,7 @@ def convert(
     plan = plan_conversion(_choices.target(src), dst, options)
     if json not in (None, "-"):
         _files.results("--json", json, [plan.source.path, *plan.source.files.values()])
-    child = Child()  # its imports take as long as the conversion of a small model
-    try:
-        made = _convert(plan, audit_options, child, timeout)
-    finally:
-        child.kill()
-    return _report(made, json, started)
+    return _report(_convert(plan, audit_options, timeout), json, started)
 
 
 def _options(
@@ -110,7 +103,7 @@ def _audit_options(profile: str) -> Options:
     return Options(profile=profile)
 
 
-def _convert(plan: Plan, options: Options, child: Child, timeout: float) -> Conversion:
+def _convert(plan: Plan, options: Options, timeout: float) -> Conversion:
     from mlx_audit.audit.runner import run_audits
     from mlx_audit.cli._progress import progress
     from mlx_audit.cli._stamps import hashed
@@ -118,7 +111,7 @@ def _convert(plan: Plan, options: Options, child: Child, timeout: float) -> Conv
 
     def audit(request: Request) -> Outcome:
         with progress() as listener:
-            return run_audits([request], timeout=timeout, listener=listener, ready=[child])[0]
+            return run_audits([request], timeout=timeout, listener=listener)[0]
 
     return convert_and_audit(plan, options, audit, hashed)
 

@@ -65,11 +65,13 @@ def report(
 
 
 def _distinct(files: Sequence[Path]) -> list[Path]:
+    from mlx_audit.manifests.files import real
+
     seen: set[Path] = set()
     for file in files:
-        if file.resolve() in seen:
+        if real(file) in seen:
             raise MlxAuditError("the same results twice", where=str(file), fix="name each file once")
-        seen.add(file.resolve())
+        seen.add(real(file))
     return list(files)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mlx_audit.cli import _choices, _console
+from mlx_audit.cli import _choices, _console, _files
 from mlx_audit.errors import MlxAuditError
 
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.")]
@@ -33,7 +33,7 @@ def schema(output: Output = None, check: Check = None) -> int:
 
 def _compare(path: Path, text: str) -> int:
     try:
-        same = path.read_text(encoding="utf-8") == text
+        same = _files.compared(path).read_text(encoding="utf-8") == text
     except (OSError, UnicodeDecodeError) as error:
         raise MlxAuditError("the schema cannot be read", where=str(path), found=error) from None
     if not same:

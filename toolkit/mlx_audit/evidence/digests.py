@@ -100,6 +100,12 @@ def model_paths(manifest: Manifest) -> list[Path]:
     return _closure(start) if start.is_file() else [start]
 
 
+def model_path(manifest: Manifest, name: str) -> Path:
+    """Return where a file of a model lies now, or would lie, that a record names."""
+    folder, _, file = name.rpartition("/")
+    return (manifest.path.parent if folder == "." else mlx_lm_models()) / file
+
+
 def manifest_digest(manifest: Manifest) -> str:
     """Return the digest of what a manifest states about its family; prose, sources and claims don't count."""
     stated = yaml.load(manifest.path.read_text(encoding="utf-8"), Loader=_LOADER)

@@ -11,7 +11,6 @@ from mlx_audit.evidence.records import find_record, minor, record_path, search_p
 from mlx_audit.evidence.results import ClaimResult, Environment, Result, Results
 from mlx_audit.manifests import Manifest, load_manifests
 
-
 NO_RECORD = "no record"
 """How the reason begins where a variant has no record."""
 

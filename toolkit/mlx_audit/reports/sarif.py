@@ -126,7 +126,7 @@ def _fingerprints(found: Sequence[Finding]) -> list[str]:
     seen: Counter[tuple[str, str, str]] = Counter()
     texts = []
     for finding in found:
-        key = (finding.code, finding.place.path, finding.what, str(finding.place.line))
+        key = (finding.code, finding.place.path, finding.what)
         seen[key] += 1
         digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
         texts.append(f"{digest[:32]}:{seen[key]}")
