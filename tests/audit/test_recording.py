@@ -9,11 +9,15 @@ import pytest
 
 from command import SharedRun, shared_run
 from mlx_audit import resources
-from mlx_audit.audit.recording import NotRecorded, record, record_folder, require_recordable
+from mlx_audit.audit.fault_summaries import record_summaries, require_record
+from mlx_audit.audit.kill_matrix import KillMatrix, Planted
+from mlx_audit.audit.recording import NotRecorded, record, record_folder, require_recordable, stable
 from mlx_audit.audit.request import Options, Request
 from mlx_audit.audit.runner import Outcome
-from mlx_audit.evidence.records import load_record
-from mlx_audit.evidence.results import Result
+from mlx_audit.evidence.digests import ordered, total
+from mlx_audit.evidence.records import load_record, write_record
+from mlx_audit.evidence.results import CheckResult, Result
+from mlx_audit.faults import FAULTS
 from mlx_audit.models.target import resolve_target
 from model_files import write_config, write_manifest, write_model
 
@@ -60,6 +64,84 @@ def test_measured_figures_make_no_difference(shared: SharedRun, tmp_path: Path) 
         result.checks[0].figures |= {"inner": {}}
     first_path = record(first, tmp_path / "a")
     assert first_path.read_bytes() == record(outcome(shared, "qwen2", later), tmp_path / "b").read_bytes()
+
+
+def test_folders_of_this_machine_are_left_out() -> None:
+    """A file keeps its name; what is relative, or no path, stays."""
+    figures = {
+        "what": "/home/somebody/mlx_lm/models/llama.py:3:1 and '/tmp/x/y.py'",
+        "kept": "mlx_lm/models/rope_utils.py:260:19 max()/min(): a / b, //, 3 / 4 and ~/x.py",
+        "deep": [{"at": "(/usr/lib/python3/ast.py)"}],
+    }
+    result = CheckResult(code="SRC001", name="n", tier="static", status="fail", figures=figures)
+    found = stable(result.model_copy(update={"reason": "at /root/z/model.py:4"}))
+    assert found.reason == "at model.py:4"
+    assert found.figures == {
+        "what": "llama.py:3:1 and 'y.py'",
+        "kept": "mlx_lm/models/rope_utils.py:260:19 max()/min(): a / b, //, 3 / 4 and x.py",
+        "deep": [{"at": "(ast.py)"}],
+    }
+
+
+def test_committed_records_hold_no_folder_and_no_time() -> None:
+    paths = sorted((resources.model_audits() / "records").glob("*/*.json"))
+    assert paths
+    for path in paths:
+        stored = load_record(path)
+        assert stored.to_json() == path.read_text(encoding="utf-8"), "canonical"
+        for variant in stored.variants.values():
+            for check in (check for result in variant.results for check in result.checks):
+                assert stable(check) == check, f"{path}: {check.code}"
+
+
+def test_what_planted_faults_showed_is_kept_as_long_as_the_code_is_the_same(
+    shared: SharedRun, tmp_path: Path
+) -> None:
+    """A new audit does not lose it; a change of the model does."""
+    path = record(outcome(shared, "qwen2"), tmp_path)
+    planted = [
+        Planted(FAULTS[name], "qwen2 full", fate, {}, "")
+        for name, fate in zip(sorted(FAULTS)[:4], ("killed", "survived", "no place", "blind"), strict=True)
+    ]
+    matrix = KillMatrix(stacks=["qwen2 full"], planted=planted)
+    request = outcome(shared, "qwen2").request
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLX_AUDIT_RECORDS", str(tmp_path))
+        assert "faults in full" in record_summaries(matrix, request, "quick")
+    kept = load_record(path).variants["full"].faults
+    first, second, third, fourth = sorted(FAULTS)[:4]
+    assert kept is not None
+    assert kept.killed == {FAULTS[first].by: [first]}
+    assert (kept.survived, kept.unshown, kept.profile) == ([second], sorted([third, fourth]), "quick")
+    assert kept.digest.startswith("sha256:")
+
+    record(outcome(shared, "qwen2"), tmp_path)
+    assert load_record(path).variants["full"].faults == kept
+    stored = load_record(path)
+    stored.files["model"]["mlx_lm/models/base.py"] = "0" * 64
+    stored.digests["model"] = total(ordered(stored.module, stored.files["model"]))
+    write_record(stored, tmp_path)
+    assert load_record(path).variants["full"].faults == kept
+    record(outcome(shared, "qwen2"), tmp_path)
+    assert load_record(path).variants["full"].faults is None
+
+
+@pytest.mark.parametrize("sick", ["unhealthy", "failed"])
+def test_no_summary_is_kept_of_a_sick_model(shared: SharedRun, tmp_path: Path, sick: str) -> None:
+    path = record(outcome(shared, "qwen2"), tmp_path)
+    name = sorted(FAULTS)[0]
+    matrix = KillMatrix(["qwen2 full"], [Planted(FAULTS[name], "qwen2 full", "killed", {}, "")])
+    setattr(matrix, sick, {"qwen2 full": ["PAR001"]} if sick == "unhealthy" else ["qwen2: it died"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLX_AUDIT_RECORDS", str(tmp_path))
+        assert "no variant" in record_summaries(matrix, outcome(shared, "qwen2").request, "quick")
+    assert load_record(path).variants["full"].faults is None
+
+
+def test_faults_need_a_record_to_be_kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_AUDIT_RECORDS", str(tmp_path))
+    with pytest.raises(NotRecorded, match="there is no record that could hold these faults"):
+        require_record(resolve_target("qwen2"))
 
 
 def test_a_claim_that_does_not_hold_leaves_the_old_record(shared: SharedRun, tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ def test_the_list_plants_nothing() -> None:
         (("--all", "--only", "frozen_wriet"), "frozen_write"),
         (("--all", "--profile", "slow"), "quick, ci, nightly"),
         (("no_such_family",), "no_such_family"),
+        (("--all", "--record"), "name the families"),
+        (("qwen2", "--record", "--only", "frozen_write"), "without --only and --config"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], text: str) -> None:

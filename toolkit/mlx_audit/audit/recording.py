@@ -30,7 +30,7 @@ from mlx_audit.manifests import load_manifest
 MEASURED = ("_seconds", "_measured")
 """Ends of the names of figures that differ from run to run; records leave them out."""
 
-_FOLDERS = re.compile(r"(?<![\w.)/~-])~?(?:/[^\s/:'\"`]+)+/(?=[^\s/])")
+_FOLDERS = re.compile(r"(?<![\w.)/~-])(?:~(?:/[^\s/:'\"`]+)*|(?:/[^\s/:'\"`]+)+)/(?=[^\s/])")
 """The folders of an absolute path."""
 
 

@@ -49,7 +49,7 @@ class TeacherForcedLogits(Check):
         `minimum_tolerance` is the smallest relative tolerance that would have passed. `float64` gives the error of
         eager and of compiled float32 against eager float64 on the same weights, relative to the largest logit; that of
         compiled decoding may be a small multiple of eager's. Another most likely token fails, but for a tie.
-        `differences` is the largest difference at each step in float32, over all prompts, relative to the largest logit;
+        `differences` is the largest one at each step in float32, over all prompts, relative to the largest logit;
         `allowed` is the bound. Of more than 64 steps, each number is the largest of `steps_a_difference` steps.
         A dtype that eager decoding refuses here says so; where only `gather_mm` refuses it, both sides run with a
         stand-in, which is named.

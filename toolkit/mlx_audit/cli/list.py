@@ -33,8 +33,11 @@ def list(json: Json = False) -> int:  # noqa: A001 - the function is named like 
 
 
 def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
-    from mlx_audit.evidence.standing import record_state
+    from mlx_audit.evidence.environment import backend
+    from mlx_audit.evidence.records import search_path
+    from mlx_audit.evidence.standing import evidence_of, state_of
 
+    evidence = evidence_of(manifest, backend(), search_path(working_directory=True))
     return tuple(
         {
             "family": manifest.family,
@@ -44,7 +47,7 @@ def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
             "limits": variant.limits,
             "rope": {item.kind: item.claim for item in manifest.rope},
             "configurations": len(manifest.configurations),
-            "record": record_state(manifest, name),
+            "record": state_of(evidence, name),
         }
         for name, variant in manifest.variants.items()
     )

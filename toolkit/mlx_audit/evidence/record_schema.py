@@ -89,7 +89,8 @@ class RecordedVariant(BaseModel):
         body = self.model_dump(by_alias=True, exclude={"results", "faults"})
         body |= {"verdict": stated, "reason": reason}
         if self.faults is not None:
-            body["faults"] = _sorted(self.faults.model_dump())
+            faults = self.faults.model_dump()
+            body["faults"] = {**faults, "killed": _sorted(faults["killed"])}
         body["results"] = [
             {"configuration": result.configuration, "checks": [_check(check) for check in result.checks]}
             for result in self.results

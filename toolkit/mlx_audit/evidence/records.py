@@ -1,26 +1,25 @@
-"""Records: what was proved, where it is looked for, and when it lapses."""
+"""Records: made, written, looked for and read; what a damaged one says is not believed."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from mlx_audit import resources
-from mlx_audit.errors import MlxAuditError, NotCompileCapable
+from mlx_audit.errors import MlxAuditError
 from mlx_audit.evidence.atomic import write_atomically
-from mlx_audit.evidence.digests import (
-    file_files,
-    manifest_digest,
-    model_files,
-    ordered,
-    ordered_toolkit,
-    toolkit_files,
-    total,
+from mlx_audit.evidence.digests import ordered, ordered_toolkit, total
+from mlx_audit.evidence.lapse import (
+    Staleness,
+    current_code,
+    current_digests,
+    lapse,
+    minor,
+    staleness,
 )
 from mlx_audit.evidence.record_schema import (
     SCHEMA,
@@ -30,7 +29,7 @@ from mlx_audit.evidence.record_schema import (
     combine,
     self_digest,
 )
-from mlx_audit.evidence.registered import adapter_code, adapter_total
+from mlx_audit.evidence.registered import adapter_total
 from mlx_audit.evidence.results import Result
 from mlx_audit.manifests import Manifest
 from mlx_audit.manifests.files import read_json
@@ -41,6 +40,7 @@ __all__ = [
     "RecordError",
     "RecordedResult",
     "RecordedVariant",
+    "Staleness",
     "combine",
     "current_digests",
     "find_record",
@@ -62,41 +62,6 @@ _MOST_VALUES = 100_000
 
 class RecordError(MlxAuditError):
     """A record file is damaged or of another format version."""
-
-
-class Code(NamedTuple):
-    """The code and the statements that a record of a family rests on, as they are installed."""
-
-    digests: dict[str, str]
-    """Of `model`, `toolkit` and `manifest`; of `adapter` only where a registered one takes the generic one's place."""
-    files: dict[str, dict[str, str]]
-    """By name of a digest, that of each file."""
-    adapter: str
-    """The class of the registered adapter; empty where there is none."""
-
-
-def current_code(manifest: Manifest) -> Code:
-    """Return what a record of a family must be of to be valid here and now.
-
-    Raises:
-        NotCompileCapable: it is not clear which adapter serves the family, or its source cannot be read.
-        OSError: a file of the model is not there.
-    """
-    if manifest.module.endswith(".py"):
-        model = file_files(manifest.path.parent / manifest.module)
-    else:
-        model = model_files(manifest.module)
-    files = {"model": model, "toolkit": toolkit_files()}
-    digests = {name: total(found) for name, found in files.items()} | {"manifest": manifest_digest(manifest)}
-    if (adapter := adapter_code(manifest.module)) is None:
-        return Code(digests, files, "")
-    value, files["adapter"] = adapter
-    return Code({**digests, "adapter": adapter_total(value, files["adapter"])}, files, value)
-
-
-def current_digests(manifest: Manifest) -> dict[str, str]:
-    """Return the digests of `current_code`."""
-    return current_code(manifest).digests
 
 
 def make_record(manifest: Manifest, results: Sequence[Result], backend: str, mlx_version: str) -> Record:
@@ -128,11 +93,6 @@ def _variant(manifest: Manifest, result: Result) -> RecordedVariant:
         limits=result.limits,
         results=[],
     )
-
-
-def minor(version: str) -> str:
-    """Return `0.32` for `0.32.4`."""
-    return ".".join(version.split(".")[:2])
 
 
 def record_path(folder: Path, family: str, backend: str) -> Path:
@@ -238,56 +198,6 @@ def _contradictions(record: Record) -> Iterator[tuple[str, object, object]]:
     for name, digest in record.digests.items():
         if name in totals and (found := totals[name](record.files.get(name, {}))) != digest:
             yield f"the digest `{name}` does not follow from its files", digest, found
-
-
-class Staleness(NamedTuple):
-    """Why a record no longer counts, and the files that decided it."""
-
-    reasons: list[str]
-    files: list[str]
-
-
-def staleness(record: Record, manifest: Manifest, *, mlx_version: str) -> list[str]:
-    """Return why a record no longer counts, each reason naming what changed; empty when it is valid."""
-    return lapse(record, manifest, mlx_version=mlx_version).reasons
-
-
-def lapse(record: Record, manifest: Manifest, *, mlx_version: str) -> Staleness:
-    """Return why a record no longer counts and which files changed, by relative name; both empty when it is valid."""
-    reasons: list[str] = []
-    if record.module != manifest.module:
-        return Staleness([f"the record is about another module: {record.module}"], [])
-    if record.mlx != minor(mlx_version):
-        reasons.append(f"recorded with mlx {record.mlx}, installed is {minor(mlx_version)}")
-    names = {
-        "model": f"the source of {manifest.module}",
-        "toolkit": "mlx-audit's caches, adapters or decode",
-        "manifest": f"what {manifest.path.name} states",
-        "adapter": f"the adapter of {manifest.module}",
-    }
-    try:
-        code = current_code(manifest)
-    except NotCompileCapable as error:
-        return Staleness([*reasons, str(error)], [])
-    except (OSError, SyntaxError) as error:
-        return Staleness([*reasons, f"{names['model']} cannot be read: {error}"], [])
-    changed: list[str] = []
-    for name in dict.fromkeys([*code.digests, *record.digests]):
-        if record.digests.get(name) != code.digests.get(name):
-            files = _changes(record.files.get(name, {}), code.files.get(name, {}))
-            told = f": {', '.join(f'{file} {how}' for file, how in files.items())}" if files else ""
-            reasons.append(f"{names.get(name, name)} changed since{told}")
-            changed += [manifest.path.name] if name == "manifest" else files
-    return Staleness(reasons, changed)
-
-
-def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Return, by file, whether it was changed, added or removed."""
-    found = {}
-    for name in sorted({*old, *new}):
-        if old.get(name) != new.get(name):
-            found[name] = "added" if name not in old else "removed" if name not in new else "changed"
-    return found
 
 
 def write_record(record: Record, folder: Path) -> Path:

@@ -160,7 +160,11 @@ def record_state(manifest: Manifest, variant: str) -> str:
 
     Reads the working directory too, as the command line does.
     """
-    evidence = evidence_of(manifest, this_backend(), search_path(working_directory=True))
+    return state_of(evidence_of(manifest, this_backend(), search_path(working_directory=True)), variant)
+
+
+def state_of(evidence: Evidence, variant: str) -> str:
+    """Return the state of a variant's record, for people: its verdict, or why there is none that counts."""
     found = standing(evidence, variant)
     if found.state == "holds":
         return str(found.verdict)

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     PARTIAL_TRIM = "partial-trim", "a layer can give back only some of the tokens, so none are taken"
     LAST_TOKEN_FED = "last-token-fed", "shortened: the last token is always fed, since it makes the logits"
     MARGIN = "margin", "shortened: the policy keeps the last tokens of the query out"
+    OFF_GRID = "off-grid", "shortened: from there on, the states were made on another chunk grid"
     UNKNOWN_CLASS = "unknown-class", "a cache class, or an attribute of a cache, without a restore rule"
     BATCHED = "batched", "the cache holds several rows, or counts the padding of one"
     KEY_MISMATCH = "key-mismatch", "the stored tokens are not those of the query"

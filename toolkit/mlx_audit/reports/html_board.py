@@ -169,7 +169,7 @@ def _exactness(results: Sequence[Result]) -> tuple[str, str]:
         return "", ""
     worst = max(found, key=lambda figures: figures["minimum_tolerance"])
     largest = worst["minimum_tolerance"]
-    return "bit-equal" if largest == 0 else f"≤ {_scientific(largest)}", clean(worst.get("class", ""), 40)
+    return "bit-equal" if largest == 0 else f"≤ {_scientific(largest)}", clean(worst.get("class", ""), 20)
 
 
 def _scientific(value: float) -> str:
