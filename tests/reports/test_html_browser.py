@@ -210,6 +210,14 @@ def test_results_without_the_figures_say_so(viewer: Viewer) -> None:
     assert "Not known: TRC002 did not get so far" in text
 
 
+def test_evidence_that_lapsed_gives_its_own_reason(viewer: Viewer) -> None:
+    reason = "stale: recorded with mlx 0.31, installed is 0.32"
+    lapsed = result("phi3", "undecided", checks=[check("MSK001", "not-run", reason="x")], reason=reason)
+    page = viewer.open(render([document(lapsed)]), "#family=phi3")
+    page.wait_for_selector("#family-phi3[data-state=built]")
+    assert page.locator(".decided").all_inner_texts() == [f"{reason}\n\ntiny"]
+
+
 def test_a_failure_names_the_place_and_its_command_is_copied(viewer: Viewer, audited_page: str) -> None:
     page = viewer.open(audited_page, permissions=["clipboard-read", "clipboard-write"])
     assert "1 of 2 claims fails." in page.locator(".state.bad").inner_text()
