@@ -156,7 +156,7 @@ class PrefixPromptCache:
 
     def _key(self, tokens: Sequence[int]) -> TokenKey:
         """Return packed ids; negative ones, which name a picture, get ids of their own from the top down."""
-        if not any(token < 0 for token in tokens):
+        if not any(isinstance(token, int) and token < 0 for token in tokens):
             return TokenKey(tokens)
         with self._lock:
             return TokenKey(
@@ -206,7 +206,7 @@ def _budget(arguments: Sequence[str]) -> int | None:
             try:
                 size: int = _parse_size(text)
                 return size
-            except ValueError:
+            except (ValueError, ArithmeticError, KeyError):
                 return None  # mlx-lm's own parser refuses it, with its usage
     return None
 
