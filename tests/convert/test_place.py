@@ -134,12 +134,14 @@ def test_what_a_killed_run_left_goes_and_what_a_living_one_fills_stays(tmp_path:
     (tmp_path / ".new.mlx-audit-notes").mkdir()  # somebody else's
     (tmp_path / ".newer.mlx-audit-1").mkdir()
     with subprocess.Popen([*command, "wait"], stdout=subprocess.PIPE) as living:
-        assert living.stdout is not None
-        living.stdout.readline()
-        assert not left.exists()
-        with stage(tmp_path / "new"):
-            there = {path.name for path in tmp_path.iterdir()}
-        living.kill()
+        try:
+            assert living.stdout is not None
+            living.stdout.readline()
+            assert not left.exists()
+            with stage(tmp_path / "new"):
+                there = {path.name for path in tmp_path.iterdir()}
+        finally:
+            living.kill()
     assert there == {
         *(".new.mlx-audit-notes", ".newer.mlx-audit-1"),
         *(f".new.mlx-audit-{living.pid}", f".new.mlx-audit-{os.getpid()}"),

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache
 
-from mlx_audit.prefix import PrefixCache, Prefilled
+from mlx_audit.prefix import Prefilled, PrefixCache
 from mlx_audit.prefix.index import PrefixIndex
 from mlx_audit.prefix.snapshot import Snapshot
 from mlx_audit.prefix.snapshot_compare import differences
@@ -29,9 +29,7 @@ def cache_of(family: str, **options: Any) -> PrefixCache:
 def cold_run(family: str, tokens: Sequence[int], ends: Iterable[int] = ()) -> Run:
     """Return a cold run whose chunks end at these positions."""
     cuts = [0, *(end for end in ends if end < len(tokens)), len(tokens)]
-    return Run(subject(family)).feed_all(
-        [tokens[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
-    )
+    return Run(subject(family)).feed_all([tokens[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if a < b])
 
 
 def assert_equal(found: Prefilled, wanted: Prefilled, position: int) -> None:

@@ -106,7 +106,8 @@ def test_4_a_grid_of_16_is_taken_up_below_the_end_only(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "planned"), [("KV", (29, 28, 9)), ("ROT", (29, 10, 9)), ("HYB", (29, 10, 0)), ("ARR", (29, 10, 0))]
+    ("name", "planned"),
+    [("KV", (29, 28, 9)), ("ROT", (29, 10, 9)), ("HYB", (29, 10, 0)), ("ARR", (29, 10, 0))],
 )
 def test_6_an_exact_hit_leaves_a_token(name: str, planned: tuple[int, ...]) -> None:
     family, cache = FAMILIES[name], cache_of(FAMILIES[name])
@@ -194,7 +195,9 @@ def test_13_a_borrower_changes_nothing_for_the_owner(name: str) -> None:
     assert {key: after[key] for key in before} == before
     again = cache.prefill(owner, stops=[24])
     assert again.plan.prefix == 39
-    assert Run(subject(family), again.caches, 40).feed([3]) == Run(subject(family), first.caches, 40).feed([3])
+    assert Run(subject(family), again.caches, 40).feed([3]) == Run(subject(family), first.caches, 40).feed(
+        [3]
+    )
 
 
 def test_15_recurrent_states_keep_to_the_budget_and_prompts_outlive_answers() -> None:

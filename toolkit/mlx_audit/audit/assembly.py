@@ -23,7 +23,9 @@ from mlx_audit.audit.events import (
 from mlx_audit.audit.exit_codes import UNDECIDED
 from mlx_audit.audit.request import Request
 from mlx_audit.errors import MlxAuditError, storable
-from mlx_audit.evidence.digests import file_digest, model_digest, toolkit_digest
+from mlx_audit.evidence.codes import DECODE, RESTORE, claim_of, own_checks
+from mlx_audit.evidence.digests import file_digest, model_digest, prefix_digest, toolkit_digest
+from mlx_audit.evidence.lapse import PREFIX
 from mlx_audit.evidence.results import CheckResult, ClaimResult, Environment, Result, VerdictName
 from mlx_audit.evidence.verdict import Verdict, decide
 from mlx_audit.manifests import load_manifest
@@ -83,6 +85,8 @@ class Assembly:
                 self._digests = self._current_digests()
                 if event.adapter:
                     self._digests["adapter"] = event.adapter
+                if any(claim_of(c.code) == RESTORE for subject in event.subjects for c in subject.checks):
+                    self._digests[PREFIX] = prefix_digest()
             case SubjectStarted():
                 self._subject, self._started = event.subject, time.monotonic()
             case CheckStarted():
@@ -262,7 +266,9 @@ class Assembly:
         checks: list[CheckResult],
         seconds: float,
     ) -> Result:
-        claim = ClaimResult(claimed=subject.claimed, verdict=verdict.name, reason=verdict.reason)
+        claims = {DECODE: ClaimResult(claimed=subject.claimed, verdict=verdict.name, reason=verdict.reason)}
+        if (restore := self._restore(subject, verdict, checks)) is not None:
+            claims[RESTORE] = restore
         return Result(
             target=self.request.text,
             family=self.request.family,
@@ -271,13 +277,25 @@ class Assembly:
             verdict=verdict.name,
             reason=verdict.reason,
             limits=subject.limits,
-            claims={"compiled_decode": claim},
+            claims=claims,
             checks=checks,
             digests=self._digests,
             seed=self.request.options.seed,
             profile=self.request.options.profile,
             seconds=seconds,
         )
+
+    def _restore(
+        self, subject: PlannedSubject, verdict: Verdict, checks: list[CheckResult]
+    ) -> ClaimResult | None:
+        """Return what was found of restored prefixes, or None where nothing is claimed of them and none was asked."""
+        if own_checks(checks, RESTORE):
+            verdict = decide(checks, partial=self.request.options.partial, claim=RESTORE)
+        elif subject.restore in (None, "undecided"):
+            return None
+        elif checks:
+            verdict = decide([], partial=self.request.options.partial, claim=RESTORE)
+        return ClaimResult(claimed=subject.restore, verdict=verdict.name, reason=verdict.reason)
 
     def _checks(self, index: int, subject: PlannedSubject) -> list[CheckResult]:
         """A subject's own checks, then the numeric ones of the tiny configurations that it rests on."""
@@ -322,7 +340,12 @@ class Assembly:
         if manifest is None or request.config_name is not None:
             return [PlannedSubject(variant="default", configuration=request.config_name or "given")]
         return [
-            PlannedSubject(variant=name, configuration="tiny", claimed=variant.claims.compiled_decode)
+            PlannedSubject(
+                variant=name,
+                configuration="tiny",
+                claimed=variant.claims.compiled_decode,
+                restore=variant.claims.prefix_restore,
+            )
             for name, variant in manifest.variants.items()
         ]
 

@@ -28,6 +28,8 @@ class PlannedSubject(_Event):
     configuration: str
     claimed: VerdictName | None = None
     """What the manifest says of it; None where it says nothing."""
+    restore: VerdictName | None = None
+    """What the manifest says of going on from a restored prefix."""
     limits: list[str] = Field(default_factory=list)
     checks: list[PlannedCheck] = Field(default_factory=list)
     published: bool = False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlx_audit.evidence.results import ClaimResult, Result
+from mlx_audit.evidence.codes import DECODE, claims_on, own_checks
+from mlx_audit.evidence.results import CheckResult, ClaimResult, Result
 
 HOLDS = 0
 CLAIM_FAILED = 1
@@ -16,27 +17,45 @@ _POSITIVE = ("capable", "limited")
 
 
 def code_of(result: Result, *, partial: bool = False) -> int:
-    """Return the exit code that one result asks for.
+    """Return the exit code that one result asks for: that of the worst of its claims.
 
     Args:
         result: Of one target × variant × configuration.
         partial: Only some tiers or checks were selected: these alone decide, whatever is claimed. A claim
             `undecided` moves nothing all the same, and where nothing was selected, nothing was collected.
     """
-    claims = list(result.claims.values()) or [ClaimResult(claimed=None, verdict=result.verdict)]
+    claims = result.claims or {DECODE: ClaimResult(claimed=None, verdict=result.verdict)}
     if partial and not result.checks and result.verdict == "undecided":
         return NOTHING
+    return combine(code_of_claim(result, name, claim, partial=partial) for name, claim in claims.items())
+
+
+def code_of_claim(result: Result, name: str, claim: ClaimResult, *, partial: bool = False) -> int:
+    """Return the exit code that one claim of a result asks for.
+
+    Args:
+        result: Whose claim it is.
+        name: Of the claim.
+        claim: What is claimed, and what was found.
+        partial: See `code_of`; then the claim's own checks decide.
+    """
+    if claim.claimed == "undecided":
+        return HOLDS
     if partial and result.checks:
-        return HOLDS if _all_undecided(claims) else _of_checks(result)
-    return combine(_of_claim(claim) for claim in claims)
+        return _of_checks(own_checks(result.checks, name))
+    if claim.verdict == "undecided":
+        return UNDECIDED
+    wanted = claim.claimed in _POSITIVE if claim.claimed is not None else True
+    return HOLDS if (claim.verdict in _POSITIVE) == wanted else CLAIM_FAILED
 
 
-def is_binding(result: Result) -> bool:
-    """Return whether every check of a result has to pass for its claims to hold.
+def is_binding(result: Result, code: str) -> bool:
+    """Return whether a check of a result has to pass for its claims to hold.
 
     Not so where the claim is `undecided`, which moves nothing, or `not-capable`, which a failed check confirms.
     """
-    return not result.claims or any(c.claimed in (*_POSITIVE, None) for c in result.claims.values())
+    found = [result.claims[name].claimed for name in claims_on(code) if name in result.claims]
+    return not found or any(claimed in (*_POSITIVE, None) for claimed in found)
 
 
 def combine(codes: Iterable[int]) -> int:
@@ -45,20 +64,7 @@ def combine(codes: Iterable[int]) -> int:
     return next((code for code in (USAGE, CLAIM_FAILED, UNDECIDED, HOLDS) if code in found), NOTHING)
 
 
-def _of_claim(claim: ClaimResult) -> int:
-    if claim.claimed == "undecided":
-        return HOLDS
-    if claim.verdict == "undecided":
-        return UNDECIDED
-    wanted = claim.claimed in _POSITIVE if claim.claimed is not None else True
-    return HOLDS if (claim.verdict in _POSITIVE) == wanted else CLAIM_FAILED
-
-
-def _of_checks(result: Result) -> int:
-    statuses = {check.status for check in result.checks}
+def _of_checks(checks: Iterable[CheckResult]) -> int:
+    statuses = {check.status for check in checks}
     by_status = {"fail": CLAIM_FAILED, "not-run": UNDECIDED, "pass": HOLDS}
     return next((code for status, code in by_status.items() if status in statuses), NOTHING)
-
-
-def _all_undecided(claims: Iterable[ClaimResult]) -> bool:
-    return all(claim.claimed == "undecided" for claim in claims)

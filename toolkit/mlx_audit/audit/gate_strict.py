@@ -17,6 +17,7 @@ from mlx_audit.audit.gate import Gated
 from mlx_audit.audit.recording import is_claimed, stable
 from mlx_audit.audit.request import Options, Request
 from mlx_audit.audit.runner import TIMEOUT_SECONDS, Listener, Outcome, run_audits
+from mlx_audit.evidence.codes import CLAIMS, DECODE, RESTORE, own_checks
 from mlx_audit.evidence.record_schema import RecordedVariant
 from mlx_audit.evidence.results import Result
 from mlx_audit.evidence.standing import Evidence, Standing, State
@@ -78,42 +79,57 @@ def _compared(one: Gated, outcomes: Mapping[tuple[str, int], Outcome]) -> Gated:
         return one
     assert one.evidence.record is not None
     verdicts = {
-        name: _judge(variant, name, outcomes[variant.profile, variant.seed])
+        (name, claim): _judge(variant, name, outcomes[variant.profile, variant.seed], claim)
         for name, variant in one.evidence.record.variants.items()
+        for claim in CLAIMS
         if (variant.profile, variant.seed) in outcomes
     }
     return replace(one, standings=tuple(_changed(one.evidence, s, verdicts) for s in one.standings))
 
 
-def _changed(evidence: Evidence, standing: Standing, found: Mapping[str, tuple[State, str]]) -> Standing:
+def _changed(
+    evidence: Evidence, standing: Standing, found: Mapping[tuple[str, str], tuple[State, str]]
+) -> Standing:
     """Return a claim's standing with what the new audit of its variant found; a claim that failed stays as it is."""
     if standing.state != "holds":
         return standing
-    state, reason = found[standing.variant]
+    state, reason = found[standing.variant, RESTORE if standing.claim == RESTORE else DECODE]
     return replace(standing, state=state, reason=reason, fix="" if state == "holds" else evidence.fix)
 
 
-def _judge(variant: RecordedVariant, name: str, outcome: Outcome) -> tuple[State, str]:
+def _judge(variant: RecordedVariant, name: str, outcome: Outcome, claim: str) -> tuple[State, str]:
     if outcome.failed is not None:
         return "undecided", f"it cannot be audited here: {outcome.failed.message}"
     results = {r.configuration: r for r in outcome.results if r.variant == name and is_claimed(r)}
     for result in results.values():
-        if result.verdict == "undecided":
-            return "undecided", f"audited again, {result.configuration} is undecided: {result.reason}"
-    found = list(differences(variant, results))
+        verdict, reason = _verdict(result, claim)
+        if verdict == "undecided":
+            return "undecided", f"audited again, {result.configuration} is undecided: {reason}"
+    found = list(differences(variant, results, claim))
     if not found:
-        return "holds", f"audited again: {variant.verdict().reason}"
+        return "holds", f"audited again: {variant.verdict(claim).reason}"
     more = f" and {len(found) - _MOST_TOLD} more differences" if len(found) > _MOST_TOLD else ""
     state: State = "weaker" if all(text.endswith(_LACKS) for text in found) else "contradicted"
     return state, f"audited again: {'; '.join(found[:_MOST_TOLD])}{more}"
 
 
-def differences(variant: RecordedVariant, results: Mapping[str, Result]) -> Iterator[str]:
+def _verdict(result: Result, claim: str) -> tuple[str, str]:
+    """Return what an audit found of a claim, and why."""
+    found = result.claims.get(claim)
+    if claim == DECODE or found is None:
+        return result.verdict, result.reason
+    return found.verdict, found.reason
+
+
+def differences(
+    variant: RecordedVariant, results: Mapping[str, Result], claim: str = DECODE
+) -> Iterator[str]:
     """Yield in what a new audit of a variant differs from what is recorded.
 
     Args:
         variant: As it is recorded.
         results: Of the new audit, by configuration.
+        claim: What is asked; checks of others don't count.
     """
     recorded = {result.configuration: result for result in variant.results}
     for name in results.keys() - recorded.keys():
@@ -122,12 +138,13 @@ def differences(variant: RecordedVariant, results: Mapping[str, Result]) -> Iter
         if (new := results.get(name)) is None:
             yield f"{name} is recorded, and no longer audited"
             continue
-        if (was := variant.verdict_of(old).name) != new.verdict:
-            yield f"{name} is {new.verdict} ({new.reason}), recorded is {was}"
+        verdict, reason = _verdict(new, claim)
+        if (was := variant.verdict_of(old, claim).name) != verdict:
+            yield f"{name} is {verdict} ({reason}), recorded is {was}"
         if variant.limits != new.limits:
             yield f"{name} has other limits than recorded"
-        old_checks = {check.code: check for check in old.checks}
-        new_checks = {check.code: stable(check) for check in new.checks}
+        old_checks = {check.code: check for check in own_checks(old.checks, claim)}
+        new_checks = {check.code: stable(check) for check in own_checks(new.checks, claim)}
         for code in dict.fromkeys([*old_checks, *new_checks]):
             if code not in old_checks or code not in new_checks:
                 yield f"{name}: {code} {_LACKS if code in new_checks else 'is recorded, but no check'}"

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mlx_audit.audit.exit_codes import HOLDS, code_of, is_binding
+from mlx_audit.audit.exit_codes import HOLDS, code_of_claim, is_binding
 from mlx_audit.audit.failure_text import detail_lines
 from mlx_audit.errors import clean
+from mlx_audit.evidence.codes import claims_on
 from mlx_audit.evidence.results import CheckResult, Result
 
 VERDICT = "verdict"
@@ -69,22 +70,24 @@ def note_of(code: str, results: Iterable[Result]) -> str | None:
     if all(check.status == "not-applicable" for _, check in own):
         found = [(r, c, "not applicable") for r, c in own]
     else:
-        moot = [(r, c) for r, c in own if _is_wrong(c) and not is_binding(r)]
-        found = [(r, c, f"{_WORDS[c.status]}, where the claim is {_claimed(r)}") for r, c in moot]
+        moot = [(r, c) for r, c in own if _is_wrong(c) and not is_binding(r, code)]
+        found = [(r, c, f"{_WORDS[c.status]}, where the claim is {_claimed(r, code)}") for r, c in moot]
     return _text(_Finding(r.configuration, f"{how}: {clean(c.reason)}", code) for r, c, how in found) or None
 
 
-def _claimed(result: Result) -> str:
-    return ", ".join(claim.claimed or "none" for claim in result.claims.values())
+def _claimed(result: Result, code: str) -> str:
+    found = [result.claims[name] for name in claims_on(code) if name in result.claims]
+    return ", ".join(claim.claimed or "none" for claim in found)
 
 
 def _verdicts(results: Iterable[Result]) -> list[_Finding]:
     found = []
     for result in results:
-        if code_of(result) == HOLDS:
-            continue
-        wrong = [check.code for check in result.checks if _is_wrong(check)] if is_binding(result) else []
-        for claim in result.claims.values():
+        for name, claim in result.claims.items():
+            if code_of_claim(result, name, claim) == HOLDS:
+                continue
+            own = [check for check in result.checks if name in claims_on(check.code)]
+            wrong = [check.code for check in own if _is_wrong(check) and is_binding(result, check.code)]
             what = f"claimed {claim.claimed or 'nothing'}, found {claim.verdict}: {clean(claim.reason)}"
             causes = {_root(code, result) for code in wrong} or {VERDICT}
             found += [_Finding(result.configuration, what, cause) for cause in sorted(causes)]
@@ -92,11 +95,17 @@ def _verdicts(results: Iterable[Result]) -> list[_Finding]:
 
 
 def _checks(code: str, results: Iterable[Result]) -> list[_Finding]:
-    found = [(result, _check(code, result)) for result in results if is_binding(result)]
+    bound = [result for result in results if is_binding(result, code) and _is_asked(code, result)]
+    found = [(result, _check(code, result)) for result in bound]
     wrong = [(result, check) for result, check in found if check is None or _is_wrong(check)]
     # A published configuration repeats what a tiny one found.
     own = [(result, check) for result, check in wrong if check is None or "on" not in check.figures]
     return [_finding(code, result, check) for result, check in own or wrong]
+
+
+def _is_asked(code: str, result: Result) -> bool:
+    """Return whether a result has a claim that a check decides; one of a claim that nobody makes is not run."""
+    return not result.claims or any(name in result.claims for name in claims_on(code))
 
 
 def _finding(code: str, result: Result, check: CheckResult | None) -> _Finding:

@@ -18,6 +18,7 @@ from mlx_audit.checks.base import Check, all_checks
 from mlx_audit.checks.profiles import PROFILES
 from mlx_audit.checks.subject import Source, Subject
 from mlx_audit.errors import TargetError
+from mlx_audit.evidence.codes import DECODE, RESTORE
 from mlx_audit.evidence.results import TIERS, Tier, VerdictName
 from mlx_audit.faults import Fault
 from mlx_audit.manifests import Manifest, load_configuration
@@ -27,6 +28,8 @@ from mlx_audit.models.fitting import tiny_of
 from mlx_audit.models.modules import import_file, import_model, import_patched
 from mlx_audit.models.rope import rope_kind, tiny_name, with_rope
 from mlx_audit.models.target import Target
+
+_POSITIVE = ("capable", "limited")
 
 _OWN_TIERS: tuple[Tier, ...] = ("static", "trace", "checkpoint")
 """Tiers that look at a configuration of any size; the numeric tier looks at tiny ones."""
@@ -218,6 +221,7 @@ class _Planner:
             exactness=declared.exactness,
             rope=kind,
             main=main,
+            decodes=declared.claims.compiled_decode in _POSITIVE,
             checkpoint=self.target.folder if name == self.target.config_name else None,
             original=self.original,
             overlay=self.target.overlay,
@@ -227,18 +231,20 @@ class _Planner:
             variant=variant,
             configuration=name,
             claimed=self._claimed(variant, kind),
+            restore=self._claimed(variant, kind, RESTORE),
             limits=declared.limits,
         )
         return _entry(planned, subject, tiers, self.options)
 
-    def _claimed(self, variant: str, kind: str) -> VerdictName | None:
+    def _claimed(self, variant: str, kind: str, of: str = DECODE) -> VerdictName | None:
         """A RoPE kind narrows the variant's claim: undecided where it is so claimed, none where it is not named."""
         claim = self.manifest.rope_claim(kind)
         if claim == "undecided":
             return "undecided"
         if claim is None and self.manifest.rope:
             return None
-        return self.manifest.variants[variant].claims.compiled_decode
+        claims = self.manifest.variants[variant].claims
+        return claims.compiled_decode if of == DECODE else claims.prefix_restore
 
     def _is_undecided(self, variant: str) -> bool:
         return self.manifest.variants[variant].claims.compiled_decode == "undecided"
@@ -325,6 +331,7 @@ def _names(target: Target) -> list[PlannedSubject]:
             variant=name,
             configuration="tiny",
             claimed=variant.claims.compiled_decode,
+            restore=variant.claims.prefix_restore,
             limits=variant.limits,
         )
         for name, variant in manifest.variants.items()
@@ -344,8 +351,16 @@ def _entry(
     if subject is None or subject.checkpoint is None:
         wanted.discard("checkpoint")
     checks = [c for c in all_checks() if c.tier in wanted and options.selects(c.code, c.tier)]
+    checks = [
+        c for c in checks if c.claim == DECODE or _is_claimed(planned.restore) or c.code in options.only
+    ]
     planned.checks = [PlannedCheck(code=c.code, name=c.name, tier=c.tier) for c in checks]
     return Entry(planned, subject, checks)
+
+
+def _is_claimed(claim: VerdictName | None) -> bool:
+    """Return whether anything is claimed: only then are the checks of a further claim run unasked."""
+    return claim not in (None, "undecided")
 
 
 def _modules(target: Target) -> Modules:

@@ -12,6 +12,7 @@ from mlx_audit.checks.base import Check, all_checks
 from mlx_audit.checks.parts import specs_of
 from mlx_audit.checks.subject import Subject
 from mlx_audit.errors import MlxAuditError
+from mlx_audit.evidence.codes import claim_of
 from mlx_audit.faults import FAULTS, Fault
 from mlx_audit.manifests.suggestions import did_you_mean
 from mlx_audit.models.live import live_specs
@@ -22,8 +23,9 @@ HEALTHY = "healthy"
 _CORE = (
     *("TOP001", "TRC001", "TRC002", "TRC003", "TRC004", "TRC005"),
     *("PAR001", "PAR003", "STA001", "STA003", "MSK001", "CAP001", "LIF001"),
+    *("RST001", "RST002"),
 )
-"""Checks that are quick and see most: they are run for every fault, beside the one that is named."""
+"""Checks that are quick and see most: those of its claim are run for a fault, beside the one that is named."""
 
 
 def traits_of(subject: Subject) -> frozenset[str]:
@@ -75,8 +77,11 @@ def _planned(base: Subject, name: str, checks: Sequence[Check]) -> PlannedSubjec
 
 
 def _panel(fault: Fault, panel: Panel) -> list[Check]:
-    """Return the checks to run on a fault, the named one first: what it does to others may end the process."""
-    found = [check for check in all_checks() if check.tier != "checkpoint"]
+    """Return the checks to run on a fault, the named one first: what it does to others may end the process.
+
+    Checks of other claims are left out: what breaks a restore breaks nothing that they look at.
+    """
+    found = [c for c in all_checks() if c.tier != "checkpoint" and c.claim == claim_of(fault.by)]
     named = [check for check in found if check.code == fault.by]
     others = [c for c in found if c.code != fault.by and (panel == "all" or c.code in _CORE)]
     return named if panel == "named" else [*named, *others]

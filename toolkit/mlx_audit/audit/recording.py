@@ -15,6 +15,7 @@ from mlx_audit.audit.request import Request
 from mlx_audit.audit.runner import Outcome
 from mlx_audit.errors import MlxAuditError
 from mlx_audit.evidence.atomic import clear_leftovers
+from mlx_audit.evidence.lapse import PREFIX
 from mlx_audit.evidence.own_imports import foreign_imports
 from mlx_audit.evidence.records import (
     Record,
@@ -169,6 +170,11 @@ def _kept_faults(made: Record, folder: Path) -> None:
         old = load_record(path)
     except RecordError:
         return  # none is there, or none that counts: it is replaced
-    if old.digests == made.digests and old.mlx == made.mlx:
+    if _of_decoding(old) == _of_decoding(made) and old.mlx == made.mlx:
         for name, variant in made.variants.items():
             variant.faults = old.variants[name].faults if name in old.variants else None
+
+
+def _of_decoding(record: Record) -> dict[str, str]:
+    """Return the digests that compiled decoding rests on."""
+    return {name: digest for name, digest in record.digests.items() if name != PREFIX}

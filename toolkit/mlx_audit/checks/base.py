@@ -58,6 +58,9 @@ class Check(ABC):
 
     code: ClassVar[str]
     tier: ClassVar[Tier]
+    claim: ClassVar[str] = "compiled_decode"
+    """What it speaks for; it decides no other claim."""
+
     requires: ClassVar[tuple[str, ...]] = ()
     """Codes that must have passed (or not apply); otherwise this check is not run, so that one fault shows once."""
 

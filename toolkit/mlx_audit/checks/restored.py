@@ -169,5 +169,3 @@ def _through_file(saved: Sequence[tuple[Sequence[int], Snapshot]]) -> tuple[list
         if [entry.ids for entry in entries] != [list(tokens) for tokens, _ in saved]:
             raise CheckFailed("the store has other keys than were saved")
         return [entry.snapshot() for entry in entries], size
-
-

@@ -9,6 +9,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -74,7 +75,7 @@ class Prefix:
         """Return a cold run at the end of the prefix."""
         eager = Eager(model)
         stops = [0, self.prompt - LAST, *range(self.prompt, self.length + 1)]
-        for start, end in zip(stops, stops[1:], strict=False):
+        for start, end in pairwise(stops):
             eager.feed(tokens[start:end])
         return eager
 
@@ -141,10 +142,14 @@ class Continued:
             self.wrong.append(f"{where}: the restored run raises {describe(error)}")
             self.logits[where] = "raises"
             return
+        self.end(warm, got, cold, wanted, where)
+
+    def end(self, warm: Eager, got: mx.array, cold: Eager, wanted: mx.array, where: str) -> None:
+        """Compare states and logits at the end of a suffix."""
         self._states(warm.cache, cold.cache, where)
-        self.logits[where] = largest_difference(got, wanted)
+        self.logits[where] = moved = largest_difference(got, wanted)
         if bits(got) != bits(wanted):
-            self.wrong.append(f"{where}: the logits differ by {self.logits[where]:.3g}")
+            self.wrong.append(f"{where}: the logits differ by {moved:.3g}")
 
     def figures(self) -> Figures:
         """Return what was compared."""
@@ -181,7 +186,9 @@ def state_differences(found: Sequence[Any], wanted: Sequence[Any]) -> tuple[int,
     for index, (own, want) in enumerate(zip(ours, theirs, strict=True)):
         name = f"cache {index} ({type(want).__name__})"
         said, meant = _said(own), _said(want)
-        differs += [f"{name} says {key} {said[key]}, wanted {meant[key]}" for key in meant if said[key] != meant[key]]
+        differs += [
+            f"{name} says {key} {said[key]}, wanted {meant[key]}" for key in meant if said[key] != meant[key]
+        ]
         arrays, cold = content(own), content(want)
         if [(a.shape, a.dtype) for a in arrays] != [(a.shape, a.dtype) for a in cold]:
             forms = [[list(a.shape) for a in side] for side in (arrays, cold)]

@@ -66,6 +66,8 @@ class Subject:
         exactness: `exact`, `reordered` or `kernel`; empty where nobody declared it, so that the caches decide.
         rope: RoPE kind of both configurations.
         main: Whether this is the variant's main configuration: on others, the numeric tier is a single pass.
+        decodes: Whether compiled decoding is claimed, or nobody said that it is not; else nothing compiled is asked of
+            what was restored.
         checkpoint: Folder or GGUF file with real weights, or None.
         original: The model module without its patch, where it is patched.
         overlay: The patched sources.
@@ -83,6 +85,7 @@ class Subject:
     exactness: str = "exact"
     rope: str = "default"
     main: bool = True
+    decodes: bool = True
     checkpoint: Path | None = None
     original: ModuleType | None = None
     overlay: Mapping[str, Path] = field(default_factory=dict)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, NOTHING, UNDECIDED
 from mlx_audit.audit.gate import Gated, concerned
 from mlx_audit.errors import clean
-from mlx_audit.evidence.standing import DECODE, Standing
+from mlx_audit.evidence.codes import DECODE
+from mlx_audit.evidence.standing import Standing
 
 if TYPE_CHECKING:
     from rich.console import Console

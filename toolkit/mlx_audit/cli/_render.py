@@ -9,6 +9,7 @@ from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, NOTHING, UNDECIDED, 
 from mlx_audit.audit.failure_text import failure_lines
 from mlx_audit.audit.runner import Outcome
 from mlx_audit.errors import clean
+from mlx_audit.evidence.codes import DECODE, RESTORE, own_checks
 from mlx_audit.evidence.results import Result
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _meaning(results: Sequence[Result], code: int, partial: bool) -> str:
 
 
 def _cells(result: Result) -> list[str]:
-    claim = result.claims.get("compiled_decode")
+    claim = result.claims.get(DECODE)
     claimed = claim.claimed if claim is not None else None
     return [
         result.verdict,
@@ -95,11 +96,31 @@ def brief_line(result: Result) -> str:
 
 def _why(result: Result, partial: bool) -> str:
     """What decided, in a clause; a failed check's own reason stands in the lines below."""
-    failed = next((check for check in result.checks if check.status == "fail"), None)
-    if failed is not None:
-        on = f" (on {clean(failed.figures['on'])})" if "on" in failed.figures else ""
-        return f"{failed.code} failed{on}"
-    return _status_counts(result) if partial and result.checks else clean(result.reason)
+    failed = _failed(result, DECODE)
+    if failed:
+        return failed + _restore(result)
+    if partial and result.checks:
+        return _failed(result, RESTORE) or _status_counts(result)
+    return clean(result.reason) + _restore(result)
+
+
+def _failed(result: Result, claim: str) -> str:
+    """The first failed check of a claim, in a clause; empty where none failed."""
+    failed = next((check for check in own_checks(result.checks, claim) if check.status == "fail"), None)
+    if failed is None:
+        return ""
+    on = f" (on {clean(failed.figures['on'])})" if "on" in failed.figures else ""
+    return f"{failed.code} failed{on}"
+
+
+def _restore(result: Result) -> str:
+    """What was found of restored prefixes, in a clause; empty where nothing was claimed of them."""
+    found = result.claims.get(RESTORE)
+    if found is None:
+        return ""
+    claimed = f", claimed {found.claimed}" if found.claimed not in (None, found.verdict) else ""
+    why = _failed(result, RESTORE) or clean(found.reason)
+    return f"; prefix restore {found.verdict}{claimed}: {why}"
 
 
 def _details(result: Result) -> Iterator[tuple[str, str]]:

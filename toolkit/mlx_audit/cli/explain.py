@@ -52,6 +52,7 @@ def _as_dict(check: Check) -> dict[str, object]:
         "code": check.code,
         "name": check.name,
         "tier": check.tier,
+        "claim": check.claim,
         "requires": list(check.requires),
         "page": check.page,
     }
@@ -76,7 +77,7 @@ def _page(check: Check) -> None:
     for line in wrap(f"{check.code}  {first}", width, subsequent_indent=indent, break_on_hyphens=False):
         console.print(Text(line, "bold"))
     needs = f", needs {', '.join(check.requires)}" if check.requires else ""
-    console.print(Text(f"{check.tier} tier{needs}", "dim"))
+    console.print(Text(f"{check.tier} tier, claim {check.claim}{needs}", "dim"))
     for line in _reflowed(lines, width):
         title = line.endswith(":") and not line.startswith(" ")
         console.print(Text(line, "bold cyan" if title else ""))

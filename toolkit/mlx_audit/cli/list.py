@@ -33,6 +33,7 @@ def list(json: Json = False) -> int:  # noqa: A001 - the function is named like 
 
 
 def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
+    from mlx_audit.evidence.codes import RESTORE
     from mlx_audit.evidence.environment import backend
     from mlx_audit.evidence.records import search_path
     from mlx_audit.evidence.standing import evidence_of, state_of
@@ -48,6 +49,7 @@ def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
             "rope": {item.kind: item.claim for item in manifest.rope},
             "configurations": len(manifest.configurations),
             "record": state_of(evidence, name),
+            "prefix_record": state_of(evidence, name, RESTORE),
         }
         for name, variant in manifest.variants.items()
     )
@@ -60,5 +62,16 @@ def _table(rows: Rows) -> None:
     for row in rows:
         claims = row["claims"]
         cells = (row["family"], row["variant"], row["exactness"], claims["compiled_decode"])
-        table.add_row(*cells, claims.get("prefix_restore", "-"), row["record"])
+        table.add_row(*cells, _restore(row), row["record"])
     _console.stdout().print(table)
+
+
+def _restore(row: dict[str, Any]) -> str:
+    """What is claimed of restored prefixes, and the record where it says something else."""
+    claimed: str = row["claims"].get("prefix_restore", "-")
+    record = row["prefix_record"]
+    return (
+        claimed
+        if record in (claimed, "none") and claimed in ("-", "undecided", record)
+        else f"{claimed}: {record}"
+    )

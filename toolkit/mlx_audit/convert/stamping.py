@@ -49,7 +49,7 @@ def make_stamp(outcome: Outcome, hashes: Mapping[str, Hashed]) -> Stamp:
         mlx=minor(outcome.environment.mlx),
         profile=cleaned.profile,
         seed=cleaned.seed,
-        digests=stamp_digests(cleaned.family, request.module),
+        digests=stamp_digests(cleaned.family, request.module, cleaned.claims),
         checks=[
             StampedCheck(code=check.code, tier=check.tier, status=check.status, reason=check.reason)
             for check in sorted(cleaned.checks, key=lambda check: check.code)

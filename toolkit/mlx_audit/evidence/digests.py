@@ -128,6 +128,17 @@ def faults_digest() -> str:
     return total(own_files("checks", "tracing", "faults"))
 
 
+def prefix_files() -> dict[str, str]:
+    """Return the digest of each file that the claim `prefix_restore` rests on beside the others, by name."""
+    return own_files("prefix")
+
+
+@cache
+def prefix_digest() -> str:
+    """Return the digest of our own code that restores prefixes; compiled decoding does not rest on it."""
+    return total(prefix_files())
+
+
 def toolkit_files() -> dict[str, str]:
     """Return the digest of each file that `toolkit_digest` covers, by name: `mlx_audit/caches/slots.py`."""
     return own_files(*OWN)

@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mlx_audit.errors import NotCompileCapable
-from mlx_audit.evidence.digests import file_files, manifest_digest, model_files, toolkit_files, total
+from mlx_audit.evidence.digests import (
+    file_files,
+    manifest_digest,
+    model_files,
+    prefix_files,
+    toolkit_files,
+    total,
+)
 from mlx_audit.evidence.record_schema import Record
 from mlx_audit.evidence.registered import adapter_code, adapter_total
 from mlx_audit.manifests import Manifest
+
+PREFIX = "prefix"
+"""Name of the digest on which only the claim that restored prefixes are right rests."""
 
 
 class Code(NamedTuple):
@@ -85,12 +95,24 @@ def lapse(record: Record, manifest: Manifest, *, mlx_version: str) -> Staleness:
         return Staleness([*reasons, f"{names['model']} cannot be read: {error}"], [])
     changed: list[str] = []
     for name in dict.fromkeys([*code.digests, *record.digests]):
-        if record.digests.get(name) != code.digests.get(name):
+        if name != PREFIX and record.digests.get(name) != code.digests.get(name):
             files = _changes(record.files.get(name, {}), code.files.get(name, {}))
-            told = f": {', '.join(f'{file} {how}' for file, how in files.items())}" if files else ""
-            reasons.append(f"{names.get(name, name)} changed since{told}")
+            reasons.append(f"{names.get(name, name)} changed since{_told(files)}")
             changed += [manifest.path.name] if name == "manifest" else files
     return Staleness(reasons, changed)
+
+
+def lapse_of_prefix(record: Record) -> Staleness:
+    """Return why what a record says of restored prefixes no longer counts, beside what `lapse` finds."""
+    now = prefix_files()
+    if record.digests.get(PREFIX) == total(now):
+        return Staleness([], [])
+    files = _changes(record.files.get(PREFIX, {}), now)
+    return Staleness([f"mlx-audit's prefix reuse changed since{_told(files)}"], list(files))
+
+
+def _told(files: Mapping[str, str]) -> str:
+    return f": {', '.join(f'{file} {how}' for file, how in files.items())}" if files else ""
 
 
 def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mlx_audit.evidence.codes import needed_codes
+from mlx_audit.evidence.codes import DECODE, RESTORE, needed_codes, own_checks
 from mlx_audit.evidence.results import CheckResult, Items, KillSummary, VerdictName
 from mlx_audit.evidence.verdict import Verdict, decide
 from mlx_audit.models.rope import tiny_name
@@ -29,6 +29,16 @@ class RecordedResult(BaseModel):
     checks: Items[CheckResult]
 
 
+class RecordedClaim(BaseModel):
+    """A further claim, as it was made and found; what is found is for readers, as it is of the variant."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    claimed: VerdictName | None = None
+    stated: VerdictName = Field(default="undecided", alias="verdict")
+    reason: str = ""
+
+
 class RecordedVariant(BaseModel):
     """All configurations of one variant."""
 
@@ -42,25 +52,31 @@ class RecordedVariant(BaseModel):
     limits: Items[str] = Field(default_factory=list)
     profile: str
     seed: int
+    restore: RecordedClaim | None = Field(default=None, alias="prefix_restore")
+    """Of going on from a restored prefix, where it was audited; all else here is of compiled decoding."""
     faults: KillSummary | None = None
     """What became of planted faults, where somebody planted some."""
     results: Items[RecordedResult]
 
-    def verdict(self) -> Verdict:
-        """Recompute the verdict from the checks; nothing stored is believed.
+    def verdict(self, claim: str = DECODE) -> Verdict:
+        """Recompute the verdict on a claim from the checks; nothing stored is believed.
 
         A result that lacks a check which exists today proves less than is asked today: it is undecided.
         """
-        return combine(self.verdict_of(result) for result in self.results)
+        return combine(self.verdict_of(result, claim) for result in self.results)
 
-    def own_verdict(self) -> Verdict:
+    def own_verdict(self, claim: str = DECODE) -> Verdict:
         """Return the verdict of the checks that are there, whatever is asked today: what the record must state."""
-        return combine(decide(result.checks, limits=self.limits) for result in self.results)
+        return combine(decide(result.checks, limits=self.limits, claim=claim) for result in self.results)
 
-    def verdict_of(self, result: RecordedResult) -> Verdict:
-        """Return the verdict that follows from the checks of one configuration."""
-        verdict = decide(result.checks, limits=self.limits)
-        missing = sorted(needed_codes() - {check.code for check in result.checks})
+    def speaks_of(self, claim: str) -> bool:
+        """Return whether any check was recorded that decides a claim."""
+        return any(own_checks(result.checks, claim) for result in self.results)
+
+    def verdict_of(self, result: RecordedResult, claim: str = DECODE) -> Verdict:
+        """Return the verdict on a claim that follows from the checks of one configuration."""
+        verdict = decide(result.checks, limits=self.limits, claim=claim)
+        missing = sorted(needed_codes(claim) - {check.code for check in result.checks})
         if missing and verdict.name in ("capable", "limited"):
             return Verdict("undecided", f"{result.configuration}: the record lacks {', '.join(missing)}")
         return verdict
@@ -86,8 +102,12 @@ class RecordedVariant(BaseModel):
     def body(self) -> dict[str, Any]:
         """Return what is written of it: the verdict as it follows from the checks, and no empty values."""
         stated, reason = self.own_verdict()
-        body = self.model_dump(by_alias=True, exclude={"results", "faults"})
+        body = self.model_dump(by_alias=True, exclude={"results", "faults", "restore"})
         body |= {"verdict": stated, "reason": reason}
+        if self.speaks_of(RESTORE):
+            claimed = self.restore.claimed if self.restore is not None else None
+            found = self.own_verdict(RESTORE)
+            body[RESTORE] = {"claimed": claimed, "verdict": found.name, "reason": found.reason}
         if self.faults is not None:
             faults = self.faults.model_dump()
             body["faults"] = {**faults, "killed": _sorted(faults["killed"])}
@@ -113,7 +133,8 @@ class Record(BaseModel):
     """The class that was registered to adapt the model; empty where the generic adapter served it."""
     variants: dict[str, RecordedVariant]
     digests: dict[str, str]
-    """Of `model`, `toolkit` and `manifest`, and of `adapter` where one is registered: they decide when it lapses."""
+    """Of `model`, `toolkit` and `manifest`, and of `adapter` where one is registered: they decide when it lapses.
+    `prefix` decides when what it says of restored prefixes does, where it says anything."""
     files: dict[str, dict[str, str]] = Field(default_factory=dict)
     """By name of a digest, the digest of each file that it is made of: they name what changed."""
     digest: str = ""

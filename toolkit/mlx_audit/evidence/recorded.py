@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlx_audit.evidence.codes import DECODE, RESTORE
+from mlx_audit.evidence.lapse import lapse_of_prefix
 from mlx_audit.evidence.records import Record, RecordedResult, RecordedVariant
-from mlx_audit.evidence.results import ClaimResult, Environment, Result, Results, VerdictName
+from mlx_audit.evidence.results import ClaimResult, Environment, Result, Results
 from mlx_audit.evidence.verdict import Verdict
 from mlx_audit.manifests import Manifest
 
@@ -45,8 +47,14 @@ def _result(
     result: RecordedResult,
     reasons: Sequence[str],
 ) -> Result:
-    verdict = Verdict("undecided", f"stale: {'; '.join(reasons)}") if reasons else variant.verdict_of(result)
-    claim = ClaimResult(claimed=_claimed(manifest, name), verdict=verdict.name, reason=verdict.reason)
+    declared = manifest.variants.get(name)
+    verdict = _verdict(record, variant, result, DECODE, reasons)
+    claimed = None if declared is None else declared.claims.compiled_decode
+    claims = {DECODE: ClaimResult(claimed=claimed, verdict=verdict.name, reason=verdict.reason)}
+    restore = None if declared is None else declared.claims.prefix_restore
+    if restore is not None or variant.speaks_of(RESTORE):
+        found = _verdict(record, variant, result, RESTORE, reasons)
+        claims[RESTORE] = ClaimResult(claimed=restore, verdict=found.name, reason=found.reason)
     return Result(
         target=record.family,
         family=record.family,
@@ -55,7 +63,7 @@ def _result(
         verdict=verdict.name,
         reason=verdict.reason,
         limits=variant.limits,
-        claims={"compiled_decode": claim},
+        claims=claims,
         checks=[check.model_copy(deep=True) for check in result.checks],
         digests=record.digests,
         seed=variant.seed,
@@ -64,6 +72,13 @@ def _result(
     )
 
 
-def _claimed(manifest: Manifest, variant: str) -> VerdictName | None:
-    declared = manifest.variants.get(variant)
-    return None if declared is None else declared.claims.compiled_decode
+def _verdict(
+    record: Record, variant: RecordedVariant, result: RecordedResult, claim: str, reasons: Sequence[str]
+) -> Verdict:
+    """Return what a record says of a claim, unless the record no longer counts for it."""
+    if claim == RESTORE and not variant.speaks_of(RESTORE):
+        return Verdict("undecided", "the record has no check of restored prefixes")
+    more = lapse_of_prefix(record).reasons if claim == RESTORE else []
+    if reasons or more:
+        return Verdict("undecided", f"stale: {'; '.join([*reasons, *more])}")
+    return variant.verdict_of(result, claim)

@@ -12,8 +12,10 @@ from pydantic import ValidationError
 from mlx_audit import resources
 from mlx_audit.errors import MlxAuditError
 from mlx_audit.evidence.atomic import write_atomically
-from mlx_audit.evidence.digests import ordered, ordered_toolkit, total
+from mlx_audit.evidence.codes import RESTORE
+from mlx_audit.evidence.digests import ordered, ordered_toolkit, prefix_files, total
 from mlx_audit.evidence.lapse import (
+    PREFIX,
     Staleness,
     current_code,
     current_digests,
@@ -24,6 +26,7 @@ from mlx_audit.evidence.lapse import (
 from mlx_audit.evidence.record_schema import (
     SCHEMA,
     Record,
+    RecordedClaim,
     RecordedResult,
     RecordedVariant,
     combine,
@@ -31,6 +34,7 @@ from mlx_audit.evidence.record_schema import (
 )
 from mlx_audit.evidence.registered import adapter_total
 from mlx_audit.evidence.results import Result
+from mlx_audit.evidence.sound import unsound
 from mlx_audit.manifests import Manifest
 from mlx_audit.manifests.files import read_json
 
@@ -72,6 +76,13 @@ def make_record(manifest: Manifest, results: Sequence[Result], backend: str, mlx
         variant = variants.setdefault(result.variant, _variant(manifest, result))
         variant.results.append(RecordedResult(configuration=result.configuration, checks=checks))
     code = current_code(manifest)
+    digests, files = dict(code.digests), dict(code.files)
+    for variant in variants.values():
+        if not variant.speaks_of(RESTORE):
+            variant.restore = None
+        else:
+            files[PREFIX] = prefix_files()
+            digests[PREFIX] = total(files[PREFIX])
     return Record(
         family=manifest.family,
         module=manifest.module,
@@ -79,8 +90,8 @@ def make_record(manifest: Manifest, results: Sequence[Result], backend: str, mlx
         mlx=minor(mlx_version),
         adapter=code.adapter,
         variants=variants,
-        digests=code.digests,
-        files=code.files,
+        digests=digests,
+        files=files,
     )
 
 
@@ -91,6 +102,7 @@ def _variant(manifest: Manifest, result: Result) -> RecordedVariant:
         profile=result.profile,
         seed=result.seed,
         limits=result.limits,
+        restore=RecordedClaim(claimed=None if declared is None else declared.claims.prefix_restore),
         results=[],
     )
 
@@ -186,6 +198,7 @@ def _contradictions(record: Record) -> Iterator[tuple[str, object, object]]:
                 stated,
                 ": ".join(verdict),
             )
+        yield from _contradiction_of_restore(name, variant)
         for result in variant.results:
             codes = Counter(check.code for check in result.checks)
             if twice := {code for code, count in codes.items() if count > 1}:
@@ -194,10 +207,21 @@ def _contradictions(record: Record) -> Iterator[tuple[str, object, object]]:
         "model": lambda files: total(ordered(record.module, files)),
         "toolkit": lambda files: total(ordered_toolkit(files)),
         "adapter": lambda files: adapter_total(record.adapter, files),
+        PREFIX: lambda files: total(dict(sorted(files.items()))),
     }
     for name, digest in record.digests.items():
         if name in totals and (found := totals[name](record.files.get(name, {}))) != digest:
             yield f"the digest `{name}` does not follow from its files", digest, found
+    yield from unsound(record)
+
+
+def _contradiction_of_restore(name: str, variant: RecordedVariant) -> Iterator[tuple[str, object, object]]:
+    """Yield what a variant states of restored prefixes beside what follows from its checks."""
+    stated = None if variant.restore is None else (variant.restore.stated, variant.restore.reason)
+    follows = tuple(variant.own_verdict(RESTORE)) if variant.speaks_of(RESTORE) else None
+    if stated != follows:
+        what = f"what variant {name} states of restored prefixes does not follow from its checks"
+        yield what, stated and ": ".join(stated), follows and ": ".join(follows)
 
 
 def write_record(record: Record, folder: Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mlx_audit.errors import MlxAuditError
+from mlx_audit.evidence.codes import CLAIMS, DECODE
 from mlx_audit.evidence.results import SCHEMA, Result, Results
 from mlx_audit.evidence.verdict import decide
 from mlx_audit.manifests.files import read_json
@@ -60,11 +61,12 @@ def load_results(path: Path) -> Results:
 
 def _require_consistent(result: Result, where: str) -> None:
     """Refuse a verdict that its own checks do not bear out: a report would repeat it."""
-    claimed = {"verdict": result.verdict}
-    if (claim := result.claims.get("compiled_decode")) is not None:
-        claimed["claims.compiled_decode.verdict"] = claim.verdict
-    follows = decide(result.checks, limits=result.limits)
-    for name, verdict in claimed.items():
+    claimed = {"verdict": (DECODE, result.verdict)}
+    for claim in CLAIMS:
+        if (found := result.claims.get(claim)) is not None:
+            claimed[f"claims.{claim}.verdict"] = claim, found.verdict
+    for name, (claim, verdict) in claimed.items():
+        follows = decide(result.checks, limits=result.limits, claim=claim)
         if verdict in _POSITIVE and follows.name not in _POSITIVE:
             raise ResultsError(
                 "the verdict does not follow from the checks",

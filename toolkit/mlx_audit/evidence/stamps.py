@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mlx_audit import resources
 from mlx_audit.errors import MlxAuditError, NotCompileCapable
 from mlx_audit.evidence.atomic import write_atomically
-from mlx_audit.evidence.digests import model_digest, toolkit_digest
+from mlx_audit.evidence.codes import DECODE, RESTORE
+from mlx_audit.evidence.digests import model_digest, prefix_digest, toolkit_digest
 from mlx_audit.evidence.file_hashes import Listener, hash_files, state_of
+from mlx_audit.evidence.lapse import PREFIX
 from mlx_audit.evidence.records import current_digests, minor
 from mlx_audit.evidence.results import CheckResult, ClaimResult, Items, Status, Tier, VerdictName
 from mlx_audit.evidence.verdict import decide
@@ -232,18 +234,24 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def stamp_digests(family: str, module: str) -> dict[str, str]:
+def stamp_digests(family: str, module: str, claims: Iterable[str] = ()) -> dict[str, str]:
     """Return the digests that a stamp of a model must have to be valid here and now.
+
+    Args:
+        family: Its family.
+        module: Its module.
+        claims: Of what it speaks.
 
     Raises:
         ManifestError: the family's manifest is broken.
         NotCompileCapable: see `current_digests`.
         OSError, SyntaxError: the model's source cannot be read.
     """
+    more = {PREFIX: prefix_digest()} if RESTORE in claims else {}
     manifest = _manifest(family, module)
     if manifest is not None:
-        return current_digests(manifest)
-    return {"model": model_digest(module), "toolkit": toolkit_digest()}
+        return current_digests(manifest) | more
+    return {"model": model_digest(module), "toolkit": toolkit_digest()} | more
 
 
 def _manifest(family: str, module: str) -> Manifest | None:
@@ -262,9 +270,10 @@ def _of_code(stamp: Stamp) -> Iterator[str]:
         "toolkit": "mlx-audit's caches, adapters or decode",
         "manifest": f"the manifest of {stamp.family}",
         "adapter": f"the adapter of {stamp.module}",
+        PREFIX: "mlx-audit's prefix reuse",
     }
     try:
-        digests = stamp_digests(stamp.family, stamp.module)
+        digests = stamp_digests(stamp.family, stamp.module, stamp.claims)
     except (NotCompileCapable, ManifestError) as error:
         yield str(error)
         return
@@ -282,11 +291,12 @@ def _of_verdict(stamp: Stamp) -> Iterator[str]:
         CheckResult(code=c.code, name=c.code, tier=c.tier, status=c.status, reason=c.reason)
         for c in stamp.checks
     ]
-    found = decide(checks, limits=stamp.limits).name
-    stated = {stamp.verdict, *(claim.verdict for claim in stamp.claims.values())}
-    # A process that died before any check has a verdict all the same.
-    if checks and stated != {found}:
-        yield f"it says {stamp.verdict}, and its checks say {found}"
+    stated = [(DECODE, stamp.verdict), *((name, claim.verdict) for name, claim in stamp.claims.items())]
+    for claim, verdict in dict.fromkeys(stated):
+        found = decide(checks, limits=stamp.limits, claim=claim).name
+        # A process that died before any check has a verdict all the same.
+        if checks and verdict != found:
+            yield f"it says {verdict}, and its checks say {found}"
 
 
 def _of_files(stamp: Stamp, folder: Path, listener: Listener | None) -> Iterator[str]:

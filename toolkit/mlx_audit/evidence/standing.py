@@ -8,7 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from mlx_audit.evidence.codes import DECODE, RESTORE
 from mlx_audit.evidence.environment import backend as this_backend
+from mlx_audit.evidence.lapse import lapse_of_prefix
 from mlx_audit.evidence.records import Record, RecordError, Staleness, find_record, lapse, search_path
 from mlx_audit.evidence.results import VerdictName
 from mlx_audit.manifests import Manifest
@@ -26,10 +28,8 @@ State = Literal["holds", "missing", "damaged", "stale", "weaker", "contradicted"
 - undecided: nothing is claimed, or nobody can tell here.
 """
 
-DECODE = "compiled_decode"
-"""Name of the claim that compiled decoding is right."""
-
 _POSITIVE = ("capable", "limited")
+_SUBJECTS = {DECODE: "compiled decoding", RESTORE: "restored prefixes"}
 _TINY = tiny_name("", "")
 """Of a variant's main configuration."""
 
@@ -76,6 +76,18 @@ class Evidence:
     damage: str = ""
     lapsed: Staleness = field(default_factory=lambda: Staleness([], []))
 
+    def lapsed_for(self, claim: str) -> Staleness:
+        """Return why the record no longer counts for a claim; what restores prefixes concerns that claim alone."""
+        record = self.record
+        if (
+            claim != RESTORE
+            or record is None
+            or not any(v.speaks_of(RESTORE) for v in record.variants.values())
+        ):
+            return self.lapsed
+        more = lapse_of_prefix(record)
+        return Staleness([*self.lapsed.reasons, *more.reasons], [*self.lapsed.files, *more.files])
+
     @property
     def target(self) -> str:
         """What the command line calls the family."""
@@ -116,18 +128,19 @@ def standings(evidence: Evidence) -> Iterator[Standing]:
     for variant, declared in evidence.manifest.variants.items():
         decode = standing(evidence, variant)
         yield decode
-        if (restore := declared.claims.prefix_restore) is not None:
-            yield _restore(evidence, variant, restore)
+        if declared.claims.prefix_restore is not None:
+            yield standing(evidence, variant, RESTORE)
         if decode.claimed in _POSITIVE:
             for item in evidence.manifest.rope:
                 yield rope_standing(evidence, variant, item.kind, decode)
 
 
-def standing(evidence: Evidence, variant: str) -> Standing:
-    """Return how the claim stands that a variant's compiled decoding is right, or that it is not."""
-    claimed = evidence.manifest.variants[variant].claims.compiled_decode
-    state, reason, verdict = _judge(evidence, variant, claimed)
-    return _made(evidence, variant, DECODE, claimed, state, reason, verdict)
+def standing(evidence: Evidence, variant: str, claim: str = DECODE) -> Standing:
+    """Return how the claim stands that a variant is capable of something, or that it is not."""
+    claims = evidence.manifest.variants[variant].claims
+    claimed = claims.compiled_decode if claim == DECODE else (claims.prefix_restore or "undecided")
+    state, reason, verdict = _judge(evidence, variant, claim, claimed)
+    return _made(evidence, variant, claim, claimed, state, reason, verdict)
 
 
 def rope_standing(evidence: Evidence, variant: str, kind: str, decode: Standing | None = None) -> Standing:
@@ -163,9 +176,9 @@ def record_state(manifest: Manifest, variant: str) -> str:
     return state_of(evidence_of(manifest, this_backend(), search_path(working_directory=True)), variant)
 
 
-def state_of(evidence: Evidence, variant: str) -> str:
+def state_of(evidence: Evidence, variant: str, claim: str = DECODE) -> str:
     """Return the state of a variant's record, for people: its verdict, or why there is none that counts."""
-    found = standing(evidence, variant)
+    found = standing(evidence, variant, claim)
     if found.state == "holds":
         return str(found.verdict)
     if found.state in ("undecided", "missing"):
@@ -173,7 +186,9 @@ def state_of(evidence: Evidence, variant: str) -> str:
     return f"{found.state} ({found.reason})"
 
 
-def _judge(evidence: Evidence, variant: str, claimed: VerdictName) -> tuple[State, str, VerdictName | None]:
+def _judge(
+    evidence: Evidence, variant: str, claim: str, claimed: VerdictName
+) -> tuple[State, str, VerdictName | None]:
     """Return the state of a variant's claim, what decided it, and the verdict of the record."""
     record = evidence.record
     if claimed == "undecided":
@@ -187,7 +202,11 @@ def _judge(evidence: Evidence, variant: str, claimed: VerdictName) -> tuple[Stat
     recorded = record.variants.get(variant)
     if recorded is None:
         return "missing", f"the record covers only {', '.join(record.variants)}", None
-    verdict = recorded.verdict()
+    if not recorded.speaks_of(claim):
+        return "weaker", f"the record has no check of {_SUBJECTS[claim]}", None
+    if reasons := evidence.lapsed_for(claim).reasons:
+        return "stale", "; ".join(reasons), None
+    verdict = recorded.verdict(claim)
     if verdict.name == "undecided":
         return "weaker", verdict.reason, verdict.name
     if (claimed in _POSITIVE) != (verdict.name in _POSITIVE):
@@ -197,14 +216,6 @@ def _judge(evidence: Evidence, variant: str, claimed: VerdictName) -> tuple[Stat
     if verdict.name in _POSITIVE and not any(result.configuration == _TINY for result in recorded.results):
         return "weaker", "the record has no audit of the tiny configuration", verdict.name
     return "holds", verdict.reason, verdict.name
-
-
-def _restore(evidence: Evidence, variant: str, claimed: VerdictName) -> Standing:
-    """A claim that records do not speak of, so that nothing proves it."""
-    if claimed == "undecided":
-        return _made(evidence, variant, "prefix_restore", claimed, "undecided", "claimed undecided", None)
-    reason = "no check of a record speaks of restored prefixes"
-    return _made(evidence, variant, "prefix_restore", claimed, "weaker", reason, None)
 
 
 def _made(
@@ -218,7 +229,7 @@ def _made(
 ) -> Standing:
     found = Standing(evidence.manifest.family, variant, claim, claimed, evidence.backend, state, reason)
     fix = evidence.fix if found.failed else ""
-    files = tuple(dict.fromkeys(evidence.lapsed.files)) if state == "stale" else ()
+    files = tuple(dict.fromkeys(evidence.lapsed_for(claim).files)) if state == "stale" else ()
     covered = tuple(evidence.record.variants) if evidence.record is not None and state == "missing" else ()
     return replace(found, fix=fix, files=files, verdict=verdict, covered=covered)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,12 @@ from mlx_audit.prefix.index import PrefixIndex
 from mlx_audit.prefix.index_results import Inserted
 from mlx_audit.prefix.layers import kind_for
 from mlx_audit.prefix.log import CacheStats, Counts, Request
-from mlx_audit.prefix.lookup import Index, Query, candidates, chosen, restoring
+from mlx_audit.prefix.lookup import Index, Query, candidates, chosen, restoring, stands_in
 from mlx_audit.prefix.plan import Plan, Policy
 from mlx_audit.prefix.pool import EntryKind
 from mlx_audit.prefix.prefill import Prefill, Prefilled
 from mlx_audit.prefix.radix_key import TokenKey, Tokens
 from mlx_audit.prefix.reasons import PrefixRefused, Reason
-from mlx_audit.prefix.rules import refusal
 from mlx_audit.prefix.snapshot import Snapshot
 from mlx_audit.prefix.snapshot_fit import require_fitting
 
@@ -193,19 +192,16 @@ class PrefixCache:
             with request.timed("lookup"):
                 lacking = self._lacks_media(query, namespace)
                 found = [] if lacking else candidates(self._index, query)
-            manager = restoring(self._index, query, found)
-            with request.timed("restore"):
-                restored = manager.__enter__()
-            try:
+            with ExitStack() as lease:
+                with request.timed("restore"):
+                    restored = lease.enter_context(restoring(self._index, query, found))
                 plan = (
                     Plan(0, request.tokens, 0, Reason.MULTIMODAL, "namespace") if lacking else restored.plan
                 )
-                request.plan = plan
+                request.plan, request.release = plan, lease.close
                 caches = restored.caches if restored.caches is not None else self.fresh()
                 suffix = list(query.tokens[plan.prefix :])
                 yield Taken(caches, suffix, plan, restored.refused, restored.stops), request
-            finally:
-                manager.__exit__(None, None, None)
         except BaseException as caught:
             error = caught
             raise
@@ -256,7 +252,7 @@ class PrefixCache:
 
     def keep(self, namespace: bytes, key: TokenKey, held: Held, kind: EntryKind) -> Inserted[Held]:
         """Store what was copied; where the stack can be cut to any shorter prefix, shorter entries go."""
-        supersede = refusal(held.layers, 1) is None and self._may_stand_in(namespace, key, held)
+        supersede = stands_in(held.layers) and self._may_stand_in(namespace, key, held)
         inserted = self._index.insert(namespace, key, held, kind, supersede=supersede)
         if inserted.reason is not None:
             self._counts.not_inserted(inserted.reason, inserted.detail)

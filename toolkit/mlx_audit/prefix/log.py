@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -61,12 +61,14 @@ class Request:
         plan: What is restored.
         milliseconds: Of each stage: `lookup`, `restore`, `prefill`, `insert`.
         inserted: Bytes of the snapshots that it left.
+        release: Ends the lease early, once the caches have copied what they took up, as their first update does.
     """
 
     tokens: int
     plan: Plan | None = None
     milliseconds: dict[str, float] = field(default_factory=lambda: {"lookup": 0.0, "restore": 0.0})
     inserted: int = 0
+    release: Callable[[], None] = lambda: None
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

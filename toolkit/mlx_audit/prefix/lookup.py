@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from mlx_audit.prefix.grid import Stops, common_stop, run_start, until
 from mlx_audit.prefix.held import Held
 from mlx_audit.prefix.index import PrefixIndex
+from mlx_audit.prefix.layers import Layer
 from mlx_audit.prefix.plan import Plan, Policy, plan
 from mlx_audit.prefix.pool import Entry
 from mlx_audit.prefix.radix_key import WIDTH, TokenKey, token_at
 from mlx_audit.prefix.reasons import PrefixRefused, Reason
-from mlx_audit.prefix.rules import refusal
+from mlx_audit.prefix.rules import RULES, Trims, refusal
 
-_LATEST = 4
+_LATEST = 16
 """Entries beyond the shared part that are looked at; they differ in where they may be cut."""
 
 Index = PrefixIndex[Held]
@@ -80,7 +81,9 @@ def candidates(index: Index, query: Query) -> list[Candidate]:
         )
     }
     planned = [
-        Candidate(entry, _planned(entry.payload, query, shared, _following(index, query, entry, shared)), shared)
+        Candidate(
+            entry, _planned(entry.payload, query, shared, _following(index, query, entry, shared)), shared
+        )
         for entry, shared in found.items()
         if shared
     ]
@@ -98,6 +101,12 @@ def chosen(planned: Sequence[Candidate], query: Query) -> Plan:
     if first.hit and first.reason is None and longer:
         return replace(first, reason=longer[0].reason, where=longer[0].where)
     return first
+
+
+def stands_in(layers: Iterable[Layer]) -> bool:
+    """Return whether a stack can serve in place of any shorter one, however long both are."""
+    parts = (part for layer in layers for _, part in layer.walk("layer"))
+    return all(RULES[part.kind].trims in (Trims.ALWAYS, Trims.WEAKEST) for part in parts)
 
 
 @contextmanager

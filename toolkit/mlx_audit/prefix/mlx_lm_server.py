@@ -20,12 +20,11 @@ from mlx_audit.errors import describe
 from mlx_audit.prefix.held import Held
 from mlx_audit.prefix.index import PrefixIndex
 from mlx_audit.prefix.log import CacheStats, Counts, Request
-from mlx_audit.prefix.lookup import Index, Query, candidates, restoring
+from mlx_audit.prefix.lookup import Index, Query, candidates, restoring, stands_in
 from mlx_audit.prefix.plan import Policy
 from mlx_audit.prefix.pool import EntryKind
 from mlx_audit.prefix.radix_key import MOST, TokenKey
 from mlx_audit.prefix.reasons import PrefixRefused
-from mlx_audit.prefix.rules import refusal
 from mlx_audit.prefix.snapshot import Snapshot
 
 KINDS = {"assistant": EntryKind.OUTPUT, "user": EntryKind.CHECKPOINT, "system": EntryKind.PROMPT}
@@ -113,7 +112,7 @@ class PrefixPromptCache:
             key = self._key(tokens)
             held = Held(Snapshot.take(prompt_cache, len(key)))
             kind = KINDS[cache_type]
-            supersede = refusal(held.layers, 1) is None
+            supersede = stands_in(held.layers)
             done = self._index.insert(self._space(model), key, held, kind, supersede=supersede)
         except PrefixRefused as refused:
             self._counts.not_inserted(refused.reason.value, str(refused))

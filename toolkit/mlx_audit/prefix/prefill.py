@@ -84,6 +84,7 @@ class Prefill:
             for end in (*ahead, len(tokens)):
                 with request.timed("prefill"):
                     logits = self._feed(tokens[start:end], taken.caches, last=end == len(tokens))
+                request.release()
                 history = None if history is None else (*history, end)
                 if end in kept and self._stateless(before):
                     with request.timed("insert"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mlx_audit.audit.exit_codes import is_binding
+from mlx_audit.evidence.codes import claims_on, own_checks
 from mlx_audit.evidence.records import combine
 from mlx_audit.evidence.results import CheckResult, ClaimResult, Result, VerdictName
 from mlx_audit.evidence.verdict import Verdict
@@ -37,7 +38,7 @@ class Row:
     @cached_property
     def standing(self) -> Standing:
         """The worst of its configurations."""
-        return worst(standing_of(*part) for part in self.parts)
+        return worst(standing_of(*part, self.claim) for part in self.parts)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -71,8 +72,9 @@ def wrong_checks(row: Row) -> list[Found]:
     wrong = [
         (result, check)
         for result, claim in row.parts
-        if standing_of(result, claim) == row.standing and is_binding(result)
+        if standing_of(result, claim, row.claim) == row.standing
         for check in result.checks
+        if row.claim in claims_on(check.code) and is_binding(result, check.code)
         if check.status == status and not _RESTS.match(check.reason)
     ]
     # A published configuration repeats what a tiny one found.
@@ -84,8 +86,8 @@ def deciding_check(row: Row) -> str | None:
     """Return the code of the failed check that decided a row's verdict, or None where no failed check did."""
     if row.verdict.name != "not-capable":
         return None
-    codes = (check.code for result, _ in row.parts for check in result.checks if check.status == "fail")
-    return next(codes, None)
+    own = (check for result, _ in row.parts for check in own_checks(result.checks, row.claim))
+    return next((check.code for check in own if check.status == "fail"), None)
 
 
 def _grouped(wrong: Iterable[tuple[Result, CheckResult]]) -> Iterator[Found]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, code_of
+from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, code_of_claim
 from mlx_audit.errors import clean
 from mlx_audit.evidence.results import CheckResult, ClaimResult, Environment, Result, Results
 
@@ -52,12 +52,12 @@ def claims_of(result: Result) -> dict[str, ClaimResult]:
     return result.claims or {"compiled_decode": found}
 
 
-def standing_of(result: Result, claim: ClaimResult) -> Standing:
-    """Return where one claim of a result stands, by the rule of the exit code."""
+def standing_of(result: Result, claim: ClaimResult, name: str) -> Standing:
+    """Return where one claim of a result stands, by the rule of the exit code; `name` is the claim's."""
     if claim.claimed == "undecided":
         return "claims nothing"
     partial = claim.verdict == "undecided" and claim.reason.startswith(_PARTIAL)
-    code = code_of(result.model_copy(update={"claims": {"claim": claim}}), partial=partial)
+    code = code_of_claim(result, name, claim, partial=partial)
     if code == HOLDS:
         return "in part" if partial else "holds"
     return "fails" if code == CLAIM_FAILED else "undecided"

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Literal
 
 from mlx_audit.errors import clean
+from mlx_audit.evidence.codes import claims_on
 from mlx_audit.evidence.results import CheckResult, Result
 from mlx_audit.reports.documents import claims_of, standing_of, worst
 
@@ -112,7 +113,9 @@ def _failed(result: Result, check: CheckResult) -> Iterator[Finding]:
     """Yield the places of a failed check: the one that it names, and more of the same hazard."""
     if check.status != "fail":
         return
-    standing = worst(standing_of(result, claim) for claim in claims_of(result).values())
+    claims = claims_of(result)
+    bound = [name for name in claims if name in claims_on(check.code)] or list(claims)
+    standing = worst(standing_of(result, claims[name], name) for name in bound)
     level: Level = "error" if standing in ("fails", "undecided") else "note"
     first = _WHERE.fullmatch(check.where or "")
     stated = _TEXT.match(check.reason)

@@ -108,7 +108,7 @@ def _fill(case: ElementTree.Element, check: CheckResult, result: Result) -> None
     if check.status in ("not-run", "not-applicable"):
         words = {"not-run": "not run", "not-applicable": "not applicable"}
         ElementTree.SubElement(case, "skipped", message=_legal(f"{words[check.status]}: {check.reason}"))
-    elif check.status == "fail" and is_binding(result):
+    elif check.status == "fail" and is_binding(result, check.code):
         text = "\n".join(line for line, _ in failure_lines(check))
         _add_outcome(case, "failure", check.reason, check.code, text)
     elif check.status == "fail":
@@ -117,7 +117,7 @@ def _fill(case: ElementTree.Element, check: CheckResult, result: Result) -> None
 
 
 def _fill_verdict(case: ElementTree.Element, result: Result) -> None:
-    found = [(standing_of(result, claim), name, claim) for name, claim in claims_of(result).items()]
+    found = [(standing_of(result, claim, name), name, claim) for name, claim in claims_of(result).items()]
     found.sort(key=lambda item: STANDINGS.index(item[0]))
     standing = found[0][0]
     lines = [

@@ -52,7 +52,11 @@ def _document(manifest: Manifest, backend: str, folders: Sequence[Path]) -> Resu
 
 def _missing(manifest: Manifest, variant: str, backend: str) -> Result:
     reason = f"{NO_RECORD} of this variant on {backend}"
-    claimed = manifest.variants[variant].claims.compiled_decode
+    declared = manifest.variants[variant].claims.model_dump(exclude_none=True)
+    claims = {
+        name: ClaimResult(claimed=claimed, verdict="undecided", reason=reason)
+        for name, claimed in declared.items()
+    }
     return Result(
         target=manifest.family,
         family=manifest.family,
@@ -60,7 +64,7 @@ def _missing(manifest: Manifest, variant: str, backend: str) -> Result:
         configuration="tiny",
         verdict="undecided",
         reason=reason,
-        claims={"compiled_decode": ClaimResult(claimed=claimed, verdict="undecided", reason=reason)},
+        claims=claims,
     )
 
 

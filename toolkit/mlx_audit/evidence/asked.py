@@ -1,0 +1,37 @@
+"""What is asked of a proof today: every check that exists now, each in its own tier. What files say is held to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlx_audit.evidence.codes import DECODE, check_tiers, needed_codes
+from mlx_audit.evidence.results import CheckResult
+from mlx_audit.evidence.verdict import Verdict, decide
+
+
+def decide_today(
+    checks: Sequence[CheckResult], *, limits: Sequence[str] = (), claim: str = DECODE, where: str = "it"
+) -> Verdict:
+    """Return the verdict of checks that were read from a file; it is undecided where one is lacking that exists today.
+
+    Args:
+        checks: As they were read.
+        limits: What the claim does not cover.
+        claim: What is asked.
+        where: What they are the checks of, for the reason.
+    """
+    verdict = decide(checks, limits=limits, claim=claim)
+    if verdict.name in ("capable", "limited") and (missing := lacking(checks, claim)):
+        return Verdict("undecided", f"{where} lacks {', '.join(missing)}")
+    return verdict
+
+
+def lacking(checks: Sequence[CheckResult], claim: str = DECODE) -> list[str]:
+    """Return the codes of the checks that a claim needs and that are not there, in order.
+
+    A check in another tier is not there: those of the checkpoint tier may be left out, and none may borrow that by
+    taking its name.
+    """
+    tiers = check_tiers()
+    there = {check.code for check in checks if check.tier == tiers.get(check.code)}
+    return sorted(needed_codes(claim) - there)
