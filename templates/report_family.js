@@ -177,7 +177,10 @@ function killsPart(data, kills, room) {
 function costPart(results) {
   const found = results.map((result) => [result, find(result, "TRC002")]).filter(([, check]) => check && isObject(check.figures.cost));
   if (!found.length) return part("Cost of a step", h("p", { class: "note" }, "Not known: TRC002 did not get so far."));
-  const cells = ({ cost }) => [shown("bytes", cost.weights_bytes), shown("bytes", cost.cache_bytes), number(cost.capacity), number(cost.primitives), number(cost.equal_capacity)];
+  // Of a cache that has one size whatever the capacity.
+  const constant = (cost) => (cost.cache_bytes >= cost.weights_bytes ? "any" : "never");
+  const equal = (cost) => (cost.equal_capacity === 0 ? constant(cost) : number(cost.equal_capacity));
+  const cells = ({ cost }) => [shown("bytes", cost.weights_bytes), shown("bytes", cost.cache_bytes), number(cost.capacity), number(cost.primitives), equal(cost)];
   const heads = ["Configuration", "Weights read", "Cache read", "at capacity", "Primitives", "Cache as large as weights at"];
   return part(
     "Cost of a step",

@@ -180,7 +180,7 @@ function plot(curves, allowed, room, title) {
   parts.push(s("line", { class: "axis", x1: left, x2: width - right, y1: floor + 30, y2: floor + 30 }));
   const stride = Math.max(1, Math.round((last - 1) / Math.min(8, last - 1)));
   for (let step = 1; step <= last; step += stride) parts.push(s("text", { x: x(step), y: floor + 45, "text-anchor": "middle" }, String(step)));
-  parts.push(s("text", { x: (left + width - right) / 2, y: height - 2, "text-anchor": "middle" }, "step after the prompt"));
+  parts.push(s("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, "step after the prompt"));
   const ends = [];
   if (allowed != null) {
     parts.push(s("line", { class: "allowed curve dashed", x1: left, x2: width - right, y1: y(allowed), y2: y(allowed) }));

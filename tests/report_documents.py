@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from mlx_audit.evidence.codes import check_tiers, needed_codes
 from mlx_audit.evidence.results import (
     CheckResult,
     ClaimResult,
@@ -48,6 +49,12 @@ def check(code: str = "PAR001", status: str = "pass", **more: Any) -> CheckResul
     return CheckResult.model_validate(
         {"code": code, "name": "what must hold", "tier": "numeric", "status": status, **more}
     )
+
+
+def audited(**last: Any) -> list[CheckResult]:
+    """Return a pass of each check that compiled decoding needs; `last` are further values of the last one."""
+    tiers, codes = check_tiers(), sorted(needed_codes())
+    return [check(code, tier=tiers[code], **(last if code == codes[-1] else {})) for code in codes]
 
 
 def failed(code: str = "SRC001", **more: Any) -> CheckResult:

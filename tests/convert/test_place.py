@@ -126,6 +126,26 @@ with stage(Path(sys.argv[1])) as folder:
 """
 
 
+def test_another_run_is_told_of_and_its_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers that share a disk can have the same process number; a folder without a lock can be taken away."""
+    theirs = tmp_path / f".new.mlx-audit-{os.getpid()}"
+    theirs.mkdir()
+    (theirs / "weights").write_text("x")
+    with pytest.raises(PlaceError, match="another run"), stage(tmp_path / "new"):
+        pytest.fail("this is their folder")
+    assert (theirs / "weights").read_text() == "x"
+    shutil.rmtree(theirs)
+    made = Path.mkdir
+
+    def taken_away(path: Path) -> None:
+        made(path)
+        path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", taken_away)
+    with pytest.raises(PlaceError, match="another run"), stage(tmp_path / "new"):
+        pytest.fail("there is no folder")
+
+
 def test_what_a_killed_run_left_goes_and_what_a_living_one_fills_stays(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "new")]
     assert subprocess.run([*command, "die"], check=False).returncode == -signal.SIGKILL

@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from mlx_audit.evidence import CheckResult, Result
-from mlx_audit.evidence.codes import needed_codes
+from mlx_audit.evidence.codes import check_tiers, needed_codes
 from mlx_audit.evidence.digests import ordered, ordered_toolkit, total
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.records import Record, make_record
@@ -15,7 +15,10 @@ from mlx_audit.manifests import find_manifest
 
 
 def check(code: str = "PAR001", status: str = "pass", **values: object) -> CheckResult:
-    return CheckResult(code=code, name="name", tier="numeric", status=status, **values)
+    tier = check_tiers().get(code, "numeric")
+    return CheckResult.model_validate(
+        {"code": code, "name": "name", "tier": tier, "status": status, **values}
+    )
 
 
 def result_of(

@@ -47,6 +47,28 @@ def test_round_trip(record: Record, tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_no_link_leads_a_record_out_of_its_folder(record: Record, tmp_path: Path) -> None:
+    """A cloned repository may hold a link to a file of the user's where its record belongs."""
+    folder, precious = tmp_path / "records", tmp_path / "precious"
+    precious.write_text("mine")
+    path = record_path(folder, "qwen2", record.backend)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(precious)
+    with pytest.raises(RecordError, match="out of its folder"):
+        write_record(record, folder)
+    path.unlink()
+    path.parent.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RecordError, match="out of its folder"):
+        write_record(record, folder)
+    assert precious.read_text() == "mine"
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (tmp_path / "link").symlink_to(folder)
+    path.parent.unlink()
+    assert load_record(write_record(record, tmp_path / "link")).family == "qwen2"
+
+
 def test_bytes_are_canonical_and_hold_no_times_or_paths(record: Record) -> None:
     text = record.to_json()
     data = json.loads(text)

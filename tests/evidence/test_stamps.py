@@ -17,7 +17,7 @@ import mlx_audit
 from mlx_audit import CompiledDecodeSession
 from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence import stamps
-from mlx_audit.evidence.codes import needed_codes
+from mlx_audit.evidence.codes import check_tiers, needed_codes
 from mlx_audit.evidence.file_hashes import hash_files
 from mlx_audit.evidence.records import minor
 from mlx_audit.evidence.results import ClaimResult
@@ -53,7 +53,10 @@ def stamp_of(folder: Path, **changes: Any) -> Stamp:
         "profile": "quick",
         "seed": 0,
         "digests": stamp_digests("qwen2", MODULE),
-        "checks": [StampedCheck(code=code, tier="numeric", status="pass") for code in sorted(needed_codes())],
+        "checks": [
+            StampedCheck(code=code, tier=check_tiers()[code], status="pass")
+            for code in sorted(needed_codes())
+        ],
         "files": {name: StampedFile(bytes=f.bytes, sha256=f.sha256) for name, f in files.items()},
         "check_again": "mlx-audit run .",
     }
@@ -154,6 +157,11 @@ def test_files_that_come_go_shrink_or_are_none(folder: Path) -> None:
         ({"module": "mlx_lm.models.nowhere"}, "the source of mlx_lm.models.nowhere cannot be read"),
         ({"verdict": "not-capable"}, "it says not-capable, and its checks say capable"),
         ({"limits": ["only here"]}, "it says capable, and its checks say limited"),
+        ({"checks": []}, "it says capable, and its checks say undecided: no check was run"),
+        (
+            {"checks": [StampedCheck(code="PAR001", tier="numeric", status="pass")]},
+            f"it says capable, and its checks say undecided: it lacks {', '.join(sorted(needed_codes() - {'PAR001'}))}",
+        ),
         ({"files": {}}, "config.json was added since"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def cache_of(family: str, **options: Any) -> PrefixCache:
 def cold_run(family: str, tokens: Sequence[int], ends: Iterable[int] = ()) -> Run:
     """Return a cold run whose chunks end at these positions."""
     cuts = [0, *(end for end in ends if end < len(tokens)), len(tokens)]
-    return Run(subject(family)).feed_all([tokens[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if a < b])
+    return Run(subject(family)).feed_all([tokens[a:b] for a, b in itertools.pairwise(cuts) if a < b])
 
 
 def assert_equal(found: Prefilled, wanted: Prefilled, position: int) -> None:

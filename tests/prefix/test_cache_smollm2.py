@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.utils import dequantize_model
 
 from mlx_audit.models.gguf import read_gguf
 from mlx_audit.models.smollm2 import smollm2_path
@@ -43,7 +44,8 @@ def answered(cache: PrefixCache, prompt: list[int]) -> tuple[float, list[int], b
 
 def test_the_second_request_is_ten_times_faster_and_says_the_same() -> None:
     checkpoint = read_gguf(smollm2_path())
-    model, tokenizer = checkpoint.load_model(), checkpoint.load_tokenizer()
+    # On the CPU, MLX multiplies quantized weights by a whole prompt 20 times slower than plain ones.
+    model, tokenizer = dequantize_model(checkpoint.load_model()), checkpoint.load_tokenizer()
     cache = PrefixCache(model, 1 << 30)
     answered(cache, asked(tokenizer, "Who wrote Hamlet?"))
     question = asked(tokenizer, "What is the capital of France?")
@@ -52,6 +54,6 @@ def test_the_second_request_is_ten_times_faster_and_says_the_same() -> None:
     stats = cache.stats()
     assert (stats.hits, stats.misses, stats.cached_tokens) == (1, 1, SHARED)
     assert warm[1:] == cold[1:]
-    print(f"cold {cold[0]:.3f} s, warm {warm[0]:.3f} s: {cold[0] / warm[0]:.1f}", tokenizer.decode(warm[1]))
-    assert cold[0] >= 10 * warm[0]
+    assert "Paris" in tokenizer.decode(warm[1])
+    assert cold[0] >= 10 * warm[0], f"cold {cold[0]:.3f} s, warm {warm[0]:.3f} s"
     mx.clear_cache()

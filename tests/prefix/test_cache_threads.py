@@ -1,4 +1,4 @@
-"""Eight threads on one cache of three entries: every answer is that of a serial cold run, and nothing is left leased."""
+"""Eight threads on one cache of three entries: each answers as a serial cold run, no lease is left."""
 
 from __future__ import annotations
 

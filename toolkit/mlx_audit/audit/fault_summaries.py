@@ -10,20 +10,21 @@ from mlx_audit.audit.recording import NotRecorded, record_folder
 from mlx_audit.audit.request import Options, Request
 from mlx_audit.evidence.digests import faults_digest
 from mlx_audit.evidence.environment import backend
-from mlx_audit.evidence.records import Record, find_record, staleness, write_record
+from mlx_audit.evidence.records import Record, find_record, require_writable, staleness, write_record
 from mlx_audit.evidence.results import KillSummary
 from mlx_audit.manifests import load_manifest
 from mlx_audit.models.target import Target
 
 
 def require_record(target: Target) -> None:
-    """Refuse a target without a valid record on this backend.
+    """Refuse a target without a valid record on this backend, or with one that could not be written.
 
     Raises:
         NotRecorded: says why.
-        RecordError: the record is damaged.
+        RecordError: the record is damaged, or cannot be written again.
     """
-    _record_of(Request.of(target, Options()))
+    request = Request.of(target, Options())
+    require_writable(record_folder(request), _record_of(request).family)
 
 
 def record_summaries(matrix: KillMatrix, request: Request, profile: str) -> str:

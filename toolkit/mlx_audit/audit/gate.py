@@ -45,13 +45,13 @@ def manifests_of(targets: Sequence[str]) -> list[Manifest]:
         return load_manifests()
     found = {}
     for text in targets:
-        manifest = resolve_target(text).manifest
+        manifest = resolve_target(text, bare=True).manifest
         if manifest is None:
             raise MlxAuditError(
                 "no manifest declares this target, so it has no claim",
                 where=text,
                 allowed="a family that has a manifest, or a manifest",
-                fix="mlx-audit list shows the families",
+                fix="mlx-audit list shows the families; mlx-audit draft writes a manifest",
             )
         found[manifest.path.resolve()] = manifest
     return list(found.values())

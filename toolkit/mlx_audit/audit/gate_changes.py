@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mlx_audit.errors import MlxAuditError, NotCompileCapable
+from mlx_audit.evidence import digests
 from mlx_audit.evidence.digests import OWN, model_path, model_paths, package
 from mlx_audit.evidence.records import record_path
 from mlx_audit.evidence.registered import adapter_files, registered_adapter
@@ -17,6 +18,9 @@ from mlx_audit.manifests import Manifest
 _TOOLS = (*OWN, "checks", "tracing", "source")
 """Folders of the package on which every family's proof rests: what is digested, and what finds the faults."""
 
+_LAYOUTS = ("", "src", "toolkit")
+"""Where a repository keeps the package that it is installed as."""
+
 _SECONDS = 60.0
 
 
@@ -24,10 +28,15 @@ class UnknownRevision(MlxAuditError):
     """There is no git repository here, or it has no such revision."""
 
 
+class NotInstalled(MlxAuditError):
+    """A package of the repository is installed from elsewhere, and is another one there."""
+
+
 def changed_since(revision: str, folder: Path | None = None) -> frozenset[Path]:
     """Return the files that differ from a revision in the repository of a folder, as resolved absolute paths.
 
-    Committed, staged, unstaged and untracked changes count; files that git ignores don't.
+    Committed, staged, unstaged and untracked changes count; files that git ignores don't. Where mlx-lm or this package
+    was installed from the repository as a copy, the copies of changed files are among them.
 
     Args:
         revision: A commit, as git names them. What looks like an option is refused.
@@ -35,6 +44,7 @@ def changed_since(revision: str, folder: Path | None = None) -> frozenset[Path]:
 
     Raises:
         UnknownRevision: no repository, no such revision, or no git.
+        NotInstalled: a changed file of these packages is another one where it is installed.
     """
     here = folder or Path()
     if not revision or revision.startswith("-"):
@@ -50,7 +60,36 @@ def changed_since(revision: str, folder: Path | None = None) -> frozenset[Path]:
         _git(top, "ls-files", "--others", "--exclude-standard", "-z"),
     )
     names = {name for output in outputs for name in output.split("\0") if name}
-    return frozenset(top.resolve() / name for name in names)
+    changed = frozenset(top.resolve() / name for name in names)
+    return changed | frozenset(_installed_copies(top.resolve(), changed))
+
+
+def _installed_copies(top: Path, changed: Iterable[Path]) -> Iterator[Path]:
+    """Yield what changed files of mlx-lm's models and of the tool's parts are installed as, where that is a copy."""
+    models = digests.mlx_lm_models().resolve()
+    installed = {Path("mlx_lm", "models"): models}
+    installed |= {Path("mlx_audit", part): package().resolve() / part for part in _TOOLS}
+    for file in changed:
+        for layout in _LAYOUTS:
+            for name, copies in installed.items():
+                sources = top / layout / name
+                if file.suffix == ".py" and file.is_relative_to(sources) and sources != copies:
+                    yield _copy_of(file, copies / file.relative_to(sources))
+
+
+def _copy_of(file: Path, copy: Path) -> Path:
+    if _bytes(file) != _bytes(copy):
+        raise NotInstalled(
+            "what is installed is not what changed here, so that a gate would say nothing of the change",
+            where=str(file),
+            found=str(copy),
+            fix="install this repository first: pip install -e .",
+        )
+    return copy
+
+
+def _bytes(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def touched(evidence: Evidence, changed: frozenset[Path], records: Iterable[Path]) -> bool:
@@ -109,7 +148,13 @@ def _git(folder: Path, *arguments: str, about: str | None = None) -> str:
     if done.returncode == 0:
         return os.fsdecode(done.stdout)
     if about is not None:
-        raise UnknownRevision("no such revision", where="--changed-since", found=about, allowed="a commit")
+        raise UnknownRevision(
+            "no such revision",
+            where="--changed-since",
+            found=about,
+            allowed="a commit that this clone has",
+            fix="git fetch origin, and git fetch --unshallow in a shallow clone (fetch-depth: 0 in a workflow)",
+        )
     found = os.fsdecode(done.stderr).strip().splitlines()
     raise UnknownRevision(
         "no usable git repository",

@@ -19,7 +19,7 @@ from mlx_audit.audit.request import Options, Request
 from mlx_audit.audit.runner import TIMEOUT_SECONDS, Listener, Outcome, run_audits
 from mlx_audit.evidence.codes import CLAIMS, DECODE, RESTORE, own_checks
 from mlx_audit.evidence.record_schema import RecordedVariant
-from mlx_audit.evidence.results import Result
+from mlx_audit.evidence.results import CheckResult, Result
 from mlx_audit.evidence.standing import Evidence, Standing, State
 from mlx_audit.models.target import resolve_target
 
@@ -150,9 +150,15 @@ def differences(
                 yield f"{name}: {code} {_LACKS if code in new_checks else 'is recorded, but no check'}"
             elif old_checks[code].status != (now := new_checks[code].status):
                 yield f"{name}: {code} says {now}, recorded is {old_checks[code].status}"
+            elif (was := _stated(old_checks[code])) != (now := _stated(new_checks[code])):
+                yield f"{name}: {code} is {now}, recorded is {was}"
             else:
                 for text in figures_differ(old_checks[code].figures, new_checks[code].figures):
                     yield f"{name}: {code} {text}"
+
+
+def _stated(check: CheckResult) -> tuple[str, str]:
+    return check.tier, check.name
 
 
 def figures_differ(recorded: Any, found: Any, where: str = "", *, exact: bool = False) -> Iterator[str]:

@@ -150,6 +150,7 @@ class PositionsAreTheKeys(RestoreCheck):
         start = prompts(subject.model)[0]
         tokens = teacher_tokens(subject, start.length + 1, stream=45)
         run = start.run(subject.model, tokens)
+        restored = Snapshot.take(run.cache, start.length).restore()
         parts = leaves(run.cache)
         counted = [index for index, native in enumerate(parts) if hasattr(native, "offset")]
         for index in counted:
@@ -169,7 +170,7 @@ class PositionsAreTheKeys(RestoreCheck):
             )
         if len(kept):
             raise CheckFailed(f"{len(kept)} entries are stored after every insertion was refused")
-        for index, native in enumerate(leaves(Snapshot.take(run.cache, start.length).restore())):
+        for index, native in enumerate(leaves(restored)):
             if getattr(native, "offset", start.length) != start.length:
                 raise CheckFailed(f"restored cache {index} says {native.offset}, wanted {start.length}")
         return {

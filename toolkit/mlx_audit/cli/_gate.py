@@ -54,7 +54,9 @@ def summary(gated: Sequence[Gated], code: int, seconds: float) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in found.items())
     claims = found.total()
     head = f"{claims} claim{'' if claims == 1 else 's'} in {seconds:.1f} s"
-    return f"{head}: {counts}; {_MEANINGS[code]}" if counts else f"{head}; {_MEANINGS[code]}"
+    if not counts:  # with exit code 0 nothing was touched, which is no claim that holds
+        return f"{head}; {'nothing to gate' if code == HOLDS else _MEANINGS[code]}"
+    return f"{head}: {counts}; {_MEANINGS[code]}"
 
 
 def _cells(standing: Standing) -> tuple[str, ...]:

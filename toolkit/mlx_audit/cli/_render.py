@@ -148,8 +148,17 @@ def cost_line(cost: dict[str, Any]) -> str:
     return (
         f"a step at {cost['capacity']:,} tokens reads {human_bytes(cost['weights_bytes'])} of weights and "
         f"{human_bytes(cost['cache_bytes'])} of cache in {cost['primitives']:,} primitives; "
-        f"cache equals weights at {cost['equal_capacity']:,} tokens"
+        f"{growth(cost)}"
     )
+
+
+def growth(cost: dict[str, Any]) -> str:
+    """Where the cache costs as much as the weights; a cache of constant size gets there never, or is there already."""
+    if cost["equal_capacity"]:
+        return f"cache equals weights at {cost['equal_capacity']:,} tokens"
+    if cost["cache_bytes"] >= cost["weights_bytes"]:
+        return "the cache outweighs the weights at any capacity"
+    return "the cache does not grow with the text"
 
 
 def human_bytes(count: int) -> str:

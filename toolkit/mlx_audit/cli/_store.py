@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_audit.cli._render import human_bytes
+from mlx_audit.errors import clean
 from mlx_audit.prefix.fingerprint import Fingerprint
 from mlx_audit.prefix.radix import RadixTree
 from mlx_audit.prefix.radix_key import WIDTH, TokenKey, abbreviated
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 _DIGITS = 12
 """Of a digest, for people."""
+
+_LEVELS = 16
+_WIDEST = 72
+"""Columns of the tree; what is wider pushes its own line out."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,9 @@ def as_dict(store: Inspected) -> dict[str, Any]:
         "store": str(store.folder),
         "format": FORMAT,
         "verified": store.verified,
-        "fingerprint": {name: None if _absent(store, name) else digest for name, digest in store.parts.items()},
+        "fingerprint": {
+            name: None if _absent(store, name) else digest for name, digest in store.parts.items()
+        },
         "memory_bytes": sum(entry.nbytes for entry in store.entries),
         "file_bytes": sum({entry.path: entry.size for entry in store.entries}.values()),
         "nodes": len(list(_nodes(store.tree))),
@@ -97,12 +104,12 @@ def _lines(store: Inspected) -> Iterator[tuple[str, str]]:
     yield f"{len(store.entries):,} {noun}, {memory} in memory, {files} of files; {seal}", "bold"
     yield f"format {FORMAT}", "dim"
     stated = [name for name in store.parts if not _absent(store, name)]
-    width = max((len(name) for name in stated), default=0)
+    width = max((len(clean(name)) for name in stated), default=0)
     for name in stated:
-        yield f"  {name.ljust(width)}  {store.parts[name][:_DIGITS]}", ""
+        yield f"  {clean(name).ljust(width)}  {clean(store.parts[name][:_DIGITS])}", ""
     absent = [name for name in store.parts if _absent(store, name)]
     if absent:
-        yield f"  not stated: {', '.join(absent)}", "dim"
+        yield f"  not stated: {', '.join(map(clean, absent))}", "dim"
     yield "", ""
     yield from _drawn(store)
     yield "", ""
@@ -112,19 +119,27 @@ def _lines(store: Inspected) -> Iterator[tuple[str, str]]:
 def _drawn(store: Inspected) -> Iterator[tuple[str, str]]:
     """Yield the tree, a line a node; an entry says how long it is, what it holds, and where it may be taken up."""
     nodes = list(_nodes(store.tree))
-    last = _last_children(nodes)
-    open_above: list[bool] = []
-    for index, (node, depth, length) in enumerate(nodes):
-        del open_above[depth:]
-        stems = "".join("│  " if more else "   " for more in open_above)
-        open_above.append(not last[index])
-        head = f"{stems}{'└─ ' if last[index] else '├─ '}{abbreviated(node.edge)}"
+    heads = list(_heads(nodes))
+    column = min(max(map(len, heads), default=0), _WIDEST)
+    for (node, _, length), head in zip(nodes, heads, strict=True):
         if node.value is None:
-            yield f"{head}  ({length:,})", "dim"
+            yield f"{head.ljust(column)}    {length:>7,}", "dim"
             continue
         entry = store.entries[node.value - 1]
-        told = f"{length:,} tokens, {human_bytes(entry.nbytes)}, {_kinds(entry)}, {_cuts(entry)}"
-        yield f"{head}  ● {told}", ""
+        told = f"{length:>7,} tokens  {human_bytes(entry.nbytes):>7}  {_kinds(entry)}  {_cuts(entry)}"
+        yield f"{head.ljust(column)}  ● {told}", ""
+
+
+def _heads(nodes: Sequence[tuple[RadixNode[int], int, int]]) -> Iterator[str]:
+    """Yield each node's edge below lines that lead to it; of a deep one only the nearest levels are drawn."""
+    last = _last_children(nodes)
+    open_above: list[bool] = []
+    for index, (node, depth, _) in enumerate(nodes):
+        del open_above[depth:]
+        stems = "".join("│  " if more else "   " for more in open_above[-_LEVELS:])
+        far = f"{depth:,} levels down " if depth > _LEVELS else ""
+        open_above.append(not last[index])
+        yield f"{stems}{'└─ ' if last[index] else '├─ '}{far}{abbreviated(node.edge)}"
 
 
 def _nodes(tree: RadixTree[int]) -> Iterator[tuple[RadixNode[int], int, int]]:
@@ -175,10 +190,13 @@ def _counted(entry: StoredEntry) -> Counter[str]:
 
 
 def _cuts(entry: StoredEntry) -> str:
-    refused = refusal(entry.layers, 1) if entry.position > 1 else None
-    if refused is None:
+    """Say at which prefixes an entry may be taken up."""
+    short, long = (
+        refusal(entry.layers, at) if entry.position > 1 else None for at in (1, entry.position - 1)
+    )
+    if short is None:
         return "any prefix"
-    return f"not every prefix ({refused.reason.value})"
+    return f"{'whole only' if long is not None else 'not every prefix'} ({short.reason.value})"
 
 
 def _absent(store: Inspected, name: str) -> bool:

@@ -119,7 +119,7 @@ def _show_kinds(console: Console, item: Inspection) -> None:
 
 
 def _show_costs(console: Console, item: Inspection) -> None:
-    from mlx_audit.cli._render import human_bytes
+    from mlx_audit.cli._render import growth, human_bytes
 
     if not item.costs:
         return
@@ -128,10 +128,8 @@ def _show_costs(console: Console, item: Inspection) -> None:
         f"a step reads {human_bytes(first['weights_bytes'])} of weights in {first['primitives']:,} primitives"
     )
     at = [f"{human_bytes(cost['cache_bytes'])} at {cost['capacity']:,}" for cost in item.costs]
-    equal = first["equal_capacity"]
-    grows = f"cache equals weights at {equal:,} tokens" if equal else "the cache does not grow with the text"
     _print(console, reads, "  ")
-    _print(console, f"and of cache {', '.join(at)} tokens; {grows}", "  ")
+    _print(console, f"and of cache {', '.join(at)} tokens; {growth(item.costs[-1])}", "  ")
 
 
 def _print(console: Console, text: str, indent: str, style: str = "") -> None:

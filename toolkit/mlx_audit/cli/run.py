@@ -138,7 +138,7 @@ def _require_recordable(requests: list[Request]) -> None:
 
     for request in requests:
         require_recordable(request)
-        require_writable(record_folder(request))
+        require_writable(record_folder(request), request.family)
 
 
 def _audit(requests: list[Request], jobs: int | None, timeout: float, child: Child) -> list[Outcome]:

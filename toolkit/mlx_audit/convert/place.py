@@ -119,12 +119,19 @@ def stage(path: Path) -> Iterator[Path]:
     begin = f".{os.fsdecode(os.fsencode(path.name)[:_LONGEST])}{_MARK}"
     _clear(path.parent, begin)
     folder = path.parent / f"{begin}{os.getpid()}"
-    folder.mkdir()
+    another = PlaceError("another run is making this folder", where=f"DST {path}", fix="try again")
+    try:
+        folder.mkdir()
+    except FileExistsError:  # containers that share a disk may give the same number to two processes
+        raise another from None
     lock = -1
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:  # taken for a leftover before there was a lock
+            raise another from None
         if not hold(lock, folder / _LOCK):
-            raise PlaceError("another run is making this folder", where=f"DST {path}", fix="try again")
+            raise another
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

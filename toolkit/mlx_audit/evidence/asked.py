@@ -12,7 +12,8 @@ from mlx_audit.evidence.verdict import Verdict, decide
 def decide_today(
     checks: Sequence[CheckResult], *, limits: Sequence[str] = (), claim: str = DECODE, where: str = "it"
 ) -> Verdict:
-    """Return the verdict of checks that were read from a file; it is undecided where one is lacking that exists today.
+    """Return the verdict of checks that were read from a file; it is undecided where one is lacking that exists today,
+    or where none of a tier passed.
 
     Args:
         checks: As they were read.
@@ -21,8 +22,12 @@ def decide_today(
         where: What they are the checks of, for the reason.
     """
     verdict = decide(checks, limits=limits, claim=claim)
-    if verdict.name in ("capable", "limited") and (missing := lacking(checks, claim)):
+    if verdict.name not in ("capable", "limited"):
+        return verdict
+    if missing := lacking(checks, claim):
         return Verdict("undecided", f"{where} lacks {', '.join(missing)}")
+    if idle := _idle_tiers(checks, claim):
+        return Verdict("undecided", f"{where} has no {' or '.join(idle)} check that passed")
     return verdict
 
 
@@ -35,3 +40,10 @@ def lacking(checks: Sequence[CheckResult], claim: str = DECODE) -> list[str]:
     tiers = check_tiers()
     there = {check.code for check in checks if check.tier == tiers.get(check.code)}
     return sorted(needed_codes(claim) - there)
+
+
+def _idle_tiers(checks: Sequence[CheckResult], claim: str) -> list[str]:
+    """Return the tiers of which a claim needs checks and none passed: not every check can be without application."""
+    tiers, needed = check_tiers(), needed_codes(claim)
+    passed = {check.tier for check in checks if check.status == "pass" and check.code in needed}
+    return sorted({tiers[code] for code in needed} - passed)

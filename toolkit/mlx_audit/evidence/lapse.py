@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mlx_audit.errors import NotCompileCapable
@@ -99,7 +99,16 @@ def lapse(record: Record, manifest: Manifest, *, mlx_version: str) -> Staleness:
             files = _changes(record.files.get(name, {}), code.files.get(name, {}))
             reasons.append(f"{names.get(name, name)} changed since{_told(files)}")
             changed += [manifest.path.name] if name == "manifest" else files
-    return Staleness(reasons, changed)
+    return Staleness([*reasons, *([] if reasons else _other_statements(record, manifest))], changed)
+
+
+def _other_statements(record: Record, manifest: Manifest) -> Iterator[str]:
+    """Yield what a record says of the manifest, and the manifest does not, though their digests agree."""
+    for name, variant in record.variants.items():
+        if (declared := manifest.variants.get(name)) is None:
+            yield f"{manifest.path.name} has no variant {name}"
+        elif variant.limits != declared.limits:
+            yield f"{name} was recorded with other limits than {manifest.path.name} states"
 
 
 def lapse_of_prefix(record: Record) -> Staleness:

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mlx_audit.evidence.codes import DECODE, RESTORE, needed_codes, own_checks
+from mlx_audit.evidence.asked import decide_today
+from mlx_audit.evidence.codes import DECODE, RESTORE, own_checks
 from mlx_audit.evidence.results import CheckResult, Items, KillSummary, VerdictName
 from mlx_audit.evidence.verdict import Verdict, decide
 from mlx_audit.models.rope import tiny_name
@@ -75,11 +76,8 @@ class RecordedVariant(BaseModel):
 
     def verdict_of(self, result: RecordedResult, claim: str = DECODE) -> Verdict:
         """Return the verdict on a claim that follows from the checks of one configuration."""
-        verdict = decide(result.checks, limits=self.limits, claim=claim)
-        missing = sorted(needed_codes(claim) - {check.code for check in result.checks})
-        if missing and verdict.name in ("capable", "limited"):
-            return Verdict("undecided", f"{result.configuration}: the record lacks {', '.join(missing)}")
-        return verdict
+        where = f"{result.configuration}: the record"
+        return decide_today(result.checks, limits=self.limits, claim=claim, where=where)
 
     def conditions(self) -> list[dict[str, Any]]:
         """Return what reading the source found that no audited configuration reaches: `what`, `needs` and `when`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from mlx_audit.evidence.registered import adapter_total
 from mlx_audit.evidence.results import Result
 from mlx_audit.evidence.sound import unsound
 from mlx_audit.manifests import Manifest
-from mlx_audit.manifests.files import read_json
+from mlx_audit.manifests.files import read_json, real
 
 __all__ = [
     "SCHEMA",
@@ -228,9 +229,18 @@ def write_record(record: Record, folder: Path) -> Path:
     """Write a record below `folder`, atomically, and return its path.
 
     Raises:
-        RecordError: it cannot be written there.
+        RecordError: it cannot be written there, or a link leads it out of the folder: to a file of the user's that
+            whoever made the folder chose.
     """
     path = record_path(folder, record.family, record.backend)
+    if not real(path).is_relative_to(real(folder)):
+        raise RecordError(
+            "a link leads the record out of its folder",
+            where=str(path),
+            found=real(path),
+            allowed=f"a file below {folder}",
+            fix=f"rm {shlex.quote(str(path))}, or set MLX_AUDIT_RECORDS to the folder that is meant",
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, record.to_json())
@@ -239,14 +249,15 @@ def write_record(record: Record, folder: Path) -> Path:
     return path
 
 
-def require_writable(folder: Path) -> None:
-    """Refuse a folder below which no record could be written; nothing is made.
+def require_writable(folder: Path, family: str = "") -> None:
+    """Refuse a folder below which no record of a family could be written; nothing is made.
 
     Raises:
         RecordError: it is no folder, nor can it be made one.
     """
+    place = (folder / family).absolute()
     try:
-        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        there = next(parent for parent in (place, *place.parents) if parent.exists())
     except (OSError, ValueError) as error:
         raise RecordError("no usable folder of records", where=str(folder), found=error) from error
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

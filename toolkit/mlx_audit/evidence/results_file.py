@@ -7,12 +7,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mlx_audit.errors import MlxAuditError
-from mlx_audit.evidence.codes import CLAIMS, DECODE
+from mlx_audit.evidence.asked import decide_today
+from mlx_audit.evidence.codes import DECODE
 from mlx_audit.evidence.results import SCHEMA, Result, Results
-from mlx_audit.evidence.verdict import decide
 from mlx_audit.manifests.files import read_json
 
-_POSITIVE = ("capable", "limited")
 _MOST_BYTES = 64 << 20
 _MOST_VALUES = 4_000_000
 _FIX = "mlx-audit run FAMILY --json FILE writes one"
@@ -23,7 +22,7 @@ class ResultsError(MlxAuditError):
 
 
 def load_results(path: Path) -> Results:
-    """Read a results file and check its form, and that no verdict says more than the checks beside it.
+    """Read a results file and check its form, and that each verdict follows from the checks beside it.
 
     Raises:
         ResultsError: no readable file, more than 64 MiB, no JSON, not of this schema, or it contradicts itself.
@@ -62,12 +61,12 @@ def load_results(path: Path) -> Results:
 def _require_consistent(result: Result, where: str) -> None:
     """Refuse a verdict that its own checks do not bear out: a report would repeat it."""
     claimed = {"verdict": (DECODE, result.verdict)}
-    for claim in CLAIMS:
-        if (found := result.claims.get(claim)) is not None:
-            claimed[f"claims.{claim}.verdict"] = claim, found.verdict
+    claimed |= {f"claims.{claim}.verdict": (claim, found.verdict) for claim, found in result.claims.items()}
     for name, (claim, verdict) in claimed.items():
-        follows = decide(result.checks, limits=result.limits, claim=claim)
-        if verdict in _POSITIVE and follows.name not in _POSITIVE:
+        follows = decide_today(result.checks, limits=result.limits, claim=claim)
+        # A target that could not be loaded is not capable without any check.
+        is_decided = verdict != "undecided" and (bool(result.checks) or verdict != "not-capable")
+        if is_decided and verdict != follows.name:
             raise ResultsError(
                 "the verdict does not follow from the checks",
                 where=f"{where}.{name}",

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlx_audit import resources
 from mlx_audit.errors import MlxAuditError, NotCompileCapable
+from mlx_audit.evidence.asked import decide_today
 from mlx_audit.evidence.atomic import write_atomically
 from mlx_audit.evidence.codes import DECODE, RESTORE
 from mlx_audit.evidence.digests import model_digest, prefix_digest, toolkit_digest
@@ -27,7 +28,6 @@ from mlx_audit.evidence.file_hashes import Listener, hash_files, state_of
 from mlx_audit.evidence.lapse import PREFIX
 from mlx_audit.evidence.records import current_digests, minor
 from mlx_audit.evidence.results import CheckResult, ClaimResult, Items, Status, Tier, VerdictName
-from mlx_audit.evidence.verdict import decide
 from mlx_audit.manifests import Manifest, ManifestError, find_manifest, load_manifest
 from mlx_audit.manifests.files import read_json
 from mlx_audit.models.origins import folder_of
@@ -293,10 +293,11 @@ def _of_verdict(stamp: Stamp) -> Iterator[str]:
     ]
     stated = [(DECODE, stamp.verdict), *((name, claim.verdict) for name, claim in stamp.claims.items())]
     for claim, verdict in dict.fromkeys(stated):
-        found = decide(checks, limits=stamp.limits, claim=claim).name
-        # A process that died before any check has a verdict all the same.
-        if checks and verdict != found:
-            yield f"it says {verdict}, and its checks say {found}"
+        found = decide_today(checks, limits=stamp.limits, claim=claim)
+        # A process that died before any check has a verdict all the same, though a bad one.
+        if verdict != found.name and (checks or verdict in ("capable", "limited")):
+            why = f": {found.reason}" if found.name == "undecided" else ""
+            yield f"it says {verdict}, and its checks say {found.name}{why}"
 
 
 def _of_files(stamp: Stamp, folder: Path, listener: Listener | None) -> Iterator[str]:

@@ -41,6 +41,7 @@ from mlx_audit.prefix.radix_key import TokenKey, Tokens
 from mlx_audit.prefix.reasons import PrefixRefused, Reason
 from mlx_audit.prefix.snapshot import Snapshot
 from mlx_audit.prefix.snapshot_fit import require_fitting
+from mlx_audit.prefix.store_format import require_stops
 
 CHUNK = 256
 """Tokens that a prefill feeds at once."""
@@ -227,8 +228,8 @@ class PrefixCache:
             position: Tokens that the stack has taken in. Layers that count are compared with the key in any case; a
                 stack of which none counts needs it, since nothing else could tell.
             namespace: Fields of the fingerprint for this entry.
-            stops: Where the chunks ended that made it; None: not known, so that it serves no query that asks for a
-                grid, as `prefill` does while `exact`.
+            stops: Where the chunks ended that made it, the length of the key last; None: not known, so that it serves
+                no query that asks for a grid, as `prefill` does while `exact`.
 
         Returns:
             The entry; or why there is none: `too-large` or `leased`.
@@ -239,6 +240,7 @@ class PrefixCache:
         key = TokenKey(tokens)
         try:
             require_position(key, caches, position)
+            require_stops(stops, len(key), "insert(stops)")
             query = self._query(key, namespace, None)
             if self._lacks_media(query, namespace):
                 raise PrefixRefused(Reason.MULTIMODAL, "the namespace names no media", where="insert")
@@ -298,13 +300,14 @@ class PrefixCache:
             PrefixRefused: busy, too-large, damaged: an entry that was loaded, and not read yet, has lost its file.
         """
         world = self.fingerprint(namespace)
-        entries = [
-            (key, entry.payload)
-            for key, entry in self._index.items()
-            if entry.namespace == bytes.fromhex(world.digest)
-        ]
+        space = bytes.fromhex(world.digest)
+        held = [(key, entry) for key, entry in self._index.items() if entry.namespace == space]
         with self.lock:
-            return store.save(Path(folder), [(list(key), held.snapshot()) for key, held in entries], world)
+            entries = [
+                store.SavedEntry(list(key), one.payload.snapshot(), one.payload.stops, one.kind.value)
+                for key, one in held
+            ]
+            return store.save(Path(folder), entries, world)
 
     def load(self, folder: str | Path, *, namespace: Namespace | None = None, verify: bool = False) -> int:
         """Add the entries of a store and return how many are held now; all are looked at before any is added.
@@ -321,7 +324,9 @@ class PrefixCache:
             require_fitting(entry.layers, self._fresh)
         space = bytes.fromhex(world.digest)
         added = [
-            self.keep(space, TokenKey.of_bytes(entry.tokens), Held(entry), EntryKind.PROMPT).entry
+            self.keep(
+                space, TokenKey.of_bytes(entry.tokens), Held(entry, entry.stops), EntryKind(entry.kind)
+            ).entry
             for entry in entries
         ]
         return sum(entry is not None and entry.left is None for entry in added)

@@ -8,8 +8,9 @@ new one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from mlx_audit.prefix.store_files import (
     sweep,
     temporary,
 )
-from mlx_audit.prefix.store_format import MOST_MANIFEST, StatedEntry, packed, parsed, written
+from mlx_audit.prefix.store_format import MOST_MANIFEST, StatedEntry, packed, parsed, require_stops, written
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,16 @@ class StoredEntry:
         tokens: Its key, packed int32.
         size: Bytes of the body.
         layers: Its stack without arrays, from which a restore can be planned.
+        stops: Where the chunks ended that made it; None: not known.
+        kind: Where it was taken: `output`, `checkpoint` or `prompt`.
     """
 
     path: Path
     tokens: bytes
     size: int
     layers: tuple[Layer, ...]
+    stops: tuple[int, ...] | None = None
+    kind: str = "prompt"
 
     @property
     def ids(self) -> list[int]:
@@ -80,9 +85,18 @@ class StoredEntry:
         return [form for layer in self.layers for form in layer.leaves]
 
 
+class SavedEntry(NamedTuple):
+    """An entry to save; `stops` and `kind` are those of `StoredEntry`."""
+
+    tokens: Sequence[int]
+    snapshot: Snapshot
+    stops: tuple[int, ...] | None = None
+    kind: str = "prompt"
+
+
 def save(
     folder: Path,
-    entries: Iterable[tuple[Sequence[int], Snapshot]],
+    entries: Iterable[SavedEntry | tuple[Sequence[int], Snapshot]],
     fingerprint: Fingerprint,
     *,
     wait: float = 60.0,
@@ -102,7 +116,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, wait):
         stated: dict[bytes, StatedEntry] = {}
-        for tokens, snapshot in entries:
+        for tokens, snapshot, stops, kind in (SavedEntry(*entry) for entry in entries):
             key = packed(tokens)
             if len(key) // 4 != snapshot.position:
                 raise PrefixRefused(
@@ -112,7 +126,8 @@ def save(
                     allowed=f"{len(key) // 4}, the length of the key",
                 )
             stated.pop(key, None)
-            stated[key] = _save_body(folder, key, snapshot)
+            require_stops(stops, snapshot.position, "save")
+            stated[key] = replace(_save_body(folder, key, snapshot), stops=stops, kind=kind)
         text = written(fingerprint.parts, list(stated.values()))
         place = temporary(folder, MANIFEST)
         place.write_bytes(text)
@@ -134,7 +149,10 @@ def load(folder: Path, fingerprint: Fingerprint, *, verify: bool = False) -> lis
     """
     parts, stated = read_manifest(folder)
     fingerprint.require_same(parts, str(folder / MANIFEST))
-    entries = [StoredEntry(folder / entry.body, entry.tokens, entry.size, entry.layers) for entry in stated]
+    entries = [
+        StoredEntry(folder / entry.body, entry.tokens, entry.size, entry.layers, entry.stops, entry.kind)
+        for entry in stated
+    ]
     for entry in entries:
         require_size(entry.path, entry.size)
         if verify:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -53,6 +53,8 @@ class _EntryText(_Text):
     tokens: str
     body: str
     size: _Size
+    kind: Literal["output", "checkpoint", "prompt"]
+    stops: list[_Integer] | None
     layers: list[_LayerText]
 
 
@@ -70,12 +72,16 @@ class StatedEntry:
         body: Name of the file that holds its arrays, which is the digest of that file.
         size: Bytes of that file.
         layers: Its stack, without arrays.
+        stops: Where the chunks ended that made it, its own position last; None: not known.
+        kind: Where it was taken, which decides how early it is evicted.
     """
 
     tokens: bytes
     body: str
     size: int
     layers: tuple[Layer, ...]
+    stops: tuple[int, ...] | None = None
+    kind: str = "prompt"
 
 
 def packed(tokens: Sequence[int]) -> bytes:
@@ -175,6 +181,8 @@ def _entry_text(entry: StatedEntry) -> dict[str, Any]:
         "tokens": base64.b64encode(entry.tokens).decode(),
         "body": entry.body,
         "size": entry.size,
+        "kind": entry.kind,
+        "stops": None if entry.stops is None else list(entry.stops),
         "layers": [_layer_text(layer) for layer in entry.layers],
     }
 
@@ -205,7 +213,17 @@ def _entry(text: _EntryText, where: str) -> StatedEntry:
     except PrefixRefused as error:
         error.where = f"{where} {error.where or ''}".rstrip()
         raise
-    return StatedEntry(tokens, text.body, text.size, layers)
+    stops = None if text.stops is None else tuple(text.stops)
+    require_stops(stops, len(tokens) // 4, where)
+    return StatedEntry(tokens, text.body, text.size, layers, stops, text.kind)
+
+
+def require_stops(stops: tuple[int, ...] | None, position: int, where: str) -> None:
+    """Refuse chunk ends that do not lead to the position, one after the other."""
+    if stops is not None and (not stops or stops[-1] != position or list(stops) != sorted({*stops} - {0})):
+        raise PrefixRefused(
+            Reason.DAMAGED, "the chunks do not lead to the end of the key", where=where, found=stops[-3:]
+        )
 
 
 def _layer(text: _LayerText, where: str, depth: int) -> Layer:

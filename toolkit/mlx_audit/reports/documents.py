@@ -18,6 +18,9 @@ STANDINGS: tuple[Standing, ...] = ("fails", "undecided", "in part", "holds", "cl
 UNNAMED = "results"
 """Label of a document that does not know its backend."""
 
+_NESTED = 4
+"""Lists and groups within each other that are told as such; what lies deeper is told as Python has it."""
+
 _PARTIAL = "partial:"
 """How the reason of a verdict begins where only some tiers or checks were selected."""
 
@@ -78,13 +81,25 @@ def known_environment(environment: Environment) -> Iterator[tuple[str, str]]:
 
 def figure_text(value: object, limit: int = 200) -> str:
     """Return a measured value in one line."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return clean(_pairs(value, _NESTED), limit)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return clean("; ".join(value), limit)
-    if isinstance(value, dict) and all(isinstance(item, str | int | float) for item in value.values()):
-        return clean(", ".join(f"{name} {figure_text(item)}" for name, item in value.items()), limit)
-    return clean(value, limit)
+    return clean(_value_text(value, _NESTED), limit)
+
+
+def _value_text(value: object, depth: int) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list) and depth:
+        return f"[{', '.join(_value_text(item, depth - 1) for item in value)}]"
+    if isinstance(value, dict) and depth:
+        return f"{{{_pairs(value, depth)}}}"
+    return str(value)
+
+
+def _pairs(value: dict[str, object], depth: int) -> str:
+    return ", ".join(f"{name} {_value_text(item, depth - 1)}" for name, item in value.items())
 
 
 def own_figures(check: CheckResult) -> dict[str, object]:

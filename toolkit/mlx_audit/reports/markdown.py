@@ -224,26 +224,34 @@ def _variant(row: Row, results: Sequence[Result]) -> Iterator[str]:
         unseen = len(first.faults.survived)
         yield f"Planted faults: {killed:,} seen by the check named for them, {unseen:,} not{survived}."
     yield ""
-    yield from _check_table(results)
+    yield from _check_table(results, told=row.standing == "fails")
     yield "</details>"
     yield ""
 
 
-def _check_table(results: Sequence[Result]) -> Iterator[str]:
+def _check_table(results: Sequence[Result], *, told: bool) -> Iterator[str]:
+    """Yield the table of checks; a failure has its reason and place here unless the page `told` them before."""
     by_code: dict[str, list[CheckResult]] = {}
     for result in results:
         for check in result.checks:
             by_code.setdefault(check.code, []).append(check)
     if by_code:
-        yield "| check | must hold | found | figures |"
+        yield "| check | must hold | found | reason, figures |"
         yield "|---|---|---|---|"
     for name, checks in by_code.items():
-        figures = [f"{code(k, 60)} {code(figure_text(v), 120)}" for k, v in own_figures(checks[0]).items()]
+        first = next((check for check in checks if check.status == "fail"), checks[0])
+        figures = [f"{code(k, 60)} {code(figure_text(v), 120)}" for k, v in own_figures(first).items()]
         more = f", {len(figures) - _MOST_FIGURES} more" if len(figures) > _MOST_FIGURES else ""
-        shown = ", ".join(figures[:_MOST_FIGURES]) + more
+        reason = [] if told or first.status != "fail" else [_reason(first)]
+        shown = "; ".join([*reason, *([", ".join(figures[:_MOST_FIGURES]) + more] if figures else [])])
         yield f"| {code(name, 20)} | {prose(checks[0].name, 200)} | {_statuses(checks)} | {shown} |"
     if by_code:
         yield ""
+
+
+def _reason(check: CheckResult) -> str:
+    place = f" at {code(check.where, 120)}" if check.where else ""
+    return f"{prose(check.reason, 200)}{place}"
 
 
 def _statuses(checks: Sequence[CheckResult]) -> str:
