@@ -193,6 +193,11 @@ def test_whatever_a_forger_changed_is_found(audited: tuple[RecordedVariant, dict
         lambda copy: setattr(check(copy, "PAR001"), "status", "not-applicable")
     )
     assert f"{first} is capable" in found(lambda copy: setattr(check(copy, "PAR001"), "status", "fail"))
+    hidden = found(lambda copy: setattr(check(copy, "PAR001"), "tier", "checkpoint"))
+    assert "recorded is ('checkpoint', " in hidden
+    assert "recorded is ('numeric', 'All is well')" in found(
+        lambda copy: setattr(check(copy, "PAR001"), "name", "All is well")
+    )
     assert "TRC001 is not recorded" in found(
         lambda copy: copy.results[0].checks.remove(check(copy, "TRC001"))
     )

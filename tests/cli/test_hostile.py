@@ -79,6 +79,16 @@ def test_records_that_cannot_be_kept(tmp_path: Path, folder: str) -> None:
     assert "Traceback" not in mlx_audit("list", env={"MLX_AUDIT_RECORDS": str(place)}).stderr
 
 
+def test_a_file_where_a_familys_records_belong_is_seen_before_the_audit(tmp_path: Path) -> None:
+    (tmp_path / "llama").write_text("")
+    require_writable(tmp_path)
+    with pytest.raises(RecordError, match="cannot be written"):
+        require_writable(tmp_path, "llama")
+    assert "records cannot be written here" in refused(
+        "llama", "--record", env={"MLX_AUDIT_RECORDS": str(tmp_path)}
+    )
+
+
 def test_a_temporary_folder_that_is_not_there(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
     message = refused("llama", code=4, env={"TMPDIR": absent})

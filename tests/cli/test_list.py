@@ -29,10 +29,12 @@ def test_json_is_a_matrix_for_ci() -> None:
     assert result.exit_code == 0
     rows = {(row["family"], row["variant"]): row for row in json.loads(result.stdout)["include"]}
     full = rows["llama", "full"]
-    assert full["claims"] == {"compiled_decode": "capable"}
+    assert full["claims"] == {"compiled_decode": "capable", "prefix_restore": "capable"}
     assert full["rope"]["dynamic"] == "undecided"
     assert full["exactness"] == "exact"
     assert isinstance(full["record"], str)
+    assert isinstance(full["prefix_record"], str)
+    assert rows["jamba", "hybrid"]["prefix_record"] == "none"
 
 
 def test_the_record_column_says_what_the_gate_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from command import mlx_audit
 from mlx_audit.cli._store import _heads, _last_children, _nodes
+from mlx_audit.cli.prefix import prefix
+from mlx_audit.prefix import PrefixRefused
 from mlx_audit.prefix.radix import RadixTree
 from mlx_audit.prefix.snapshot import Snapshot
 from mlx_audit.prefix.store import save
@@ -48,7 +50,7 @@ def test_the_tree_is_drawn(folder: Path) -> None:
     assert [line.split("●")[0].rstrip() for line in tree] == [
         "├─ 3 1 4 1 5",
         "└─ 31 39 61 0 50 … 25 (10 tokens)",
-        "   ├─ 62 16 81 63 59 … 54 (20 tokens)",
+        "   ├─ 62 16 81 63 59 … 30 (20 tokens)",
         "   ├─ 90 91 92",
         "   └─ 93",
     ]
@@ -59,8 +61,9 @@ def test_the_tree_is_drawn(folder: Path) -> None:
     assert any(line.startswith("  not stated: model, quantization") for line in lines)
 
 
-def test_everything_as_json(folder: Path) -> None:
-    found = json.loads(run(folder, "--json", "--verify").stdout)
+def test_everything_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prefix(folder, verify=True, json=True) == 0
+    found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["verified"], found["nodes"]) == ("mlx-audit/prefix-inspection/1", True, 5)
     assert found["fingerprint"]["weights"] == WORLD.parts["weights"]
     assert found["fingerprint"]["salt"] is None
@@ -124,23 +127,30 @@ def store(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("spoil", "reason"), HOSTILE)
 def test_hostile_stores_are_refused(spoil: Callable[[Path], Any], reason: str, store: Path) -> None:
     spoil(store)
+    with pytest.raises(PrefixRefused) as caught:
+        prefix(store)
+    assert (caught.value.reason, caught.value.exit_code) == (reason, 2)
+
+
+def test_a_refusal_is_one_line_and_exit_code_2(store: Path) -> None:
+    _control(store)
     found = run(store)
     assert (found.returncode, found.stdout) == (2, "")
-    assert reason in found.stderr
+    assert "format-version" in found.stderr
     assert "Traceback" not in found.stderr
     assert "\x1b" not in found.stderr
 
 
 def test_a_changed_byte_is_seen_when_all_are_read(store: Path) -> None:
     _altered(store)
-    assert run(store).returncode == 0
-    found = run(store, "--verify")
-    assert found.returncode == 2
-    assert "damaged" in found.stderr
+    assert prefix(store) == 0
+    with pytest.raises(PrefixRefused, match="damaged"):
+        prefix(store, verify=True)
 
 
 def test_no_folder() -> None:
-    assert run("/no/such/folder").returncode == 2
+    with pytest.raises(PrefixRefused, match="damaged"):
+        prefix(Path("/no/such/folder"))
 
 
 def test_a_deep_tree_is_drawn_without_growing_wider() -> None:

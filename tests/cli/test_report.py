@@ -56,8 +56,8 @@ def audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of audits with one family, and its records of two backends."""
     folder = tmp_path / "audits"
     (folder / "configurations").mkdir(parents=True)
-    add_family(folder, "mamba2")
-    shutil.copytree(COMMITTED / "records" / "mamba2", folder / "records" / "mamba2")
+    add_family(folder, "lfm2")
+    shutil.copytree(COMMITTED / "records" / "lfm2", folder / "records" / "lfm2")
     monkeypatch.setattr(resources, "model_audits", lambda: folder)
     monkeypatch.chdir(tmp_path)
     return folder
@@ -195,8 +195,8 @@ def test_records_of_every_backend_are_the_default(audits: Path) -> None:
     done = report()
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("# mlx-audit: all 2 claims hold\n")
-    assert "| holds | `mamba2` | `recurrent` | `cpu` |" in done.stdout
-    assert "| holds | `mamba2` | `recurrent` | `cuda` |" in done.stdout
+    assert "| holds | `lfm2` | `hybrid` | `cpu` |" in done.stdout
+    assert "| holds | `lfm2` | `hybrid` | `cuda` |" in done.stdout
 
 
 def test_a_variant_without_a_record_is_undecided(audits: Path) -> None:
@@ -214,12 +214,12 @@ def test_a_variant_that_a_record_lacks_is_undecided(audits: Path) -> None:
     write_record(record, audits / "records")
     done = report("--family", "llama")
     rows = [line for line in done.stdout.splitlines() if "| `llama` | `sliding` | `cpu` |" in line]
-    assert [row.split(" | ")[0] for row in rows] == ["| **undecided**"]
+    assert [row.split(" | ")[0] for row in rows] == ["| **undecided**"] * 2, "both claims"
     assert "no record of this variant on cpu" in done.stdout
 
 
 def test_a_stale_record_proves_nothing(audits: Path) -> None:
-    manifest = audits / "mamba2.yaml"
+    manifest = audits / "lfm2.yaml"
     stated = manifest.read_text(encoding="utf-8")
     assert "exactness: exact" in stated
     manifest.write_text(stated.replace("exactness: exact", "exactness: reordered"), encoding="utf-8")
@@ -231,7 +231,7 @@ def test_a_stale_record_proves_nothing(audits: Path) -> None:
 
 
 def test_a_damaged_record_is_named(audits: Path, tmp_path: Path) -> None:
-    file = audits / "records" / "mamba2" / "cpu.json"
+    file = audits / "records" / "lfm2" / "cpu.json"
     text = file.read_text(encoding="utf-8")
     assert "pass" in text
     file.write_text(text.replace("pass", "fail", 1), encoding="utf-8")
@@ -242,7 +242,7 @@ def test_a_damaged_record_is_named(audits: Path, tmp_path: Path) -> None:
 
 
 def test_a_record_is_never_written_over(audits: Path) -> None:
-    file = audits / "records" / "mamba2" / "cpu.json"
+    file = audits / "records" / "lfm2" / "cpu.json"
     before = file.read_bytes()
     done = report("--sarif", file)
     assert done.exit_code == 2

@@ -187,6 +187,16 @@ def changing(request: Request) -> Outcome:
     return converted().replay(request)
 
 
+def swapping(request: Request) -> Outcome:
+    """What is audited is another file, which is gone when the hashes are taken again."""
+    assert request.folder is not None
+    file, kept = request.folder / "tokenizer.json", request.folder.parent / "kept"
+    file.rename(kept)
+    file.write_text("{}")
+    kept.replace(file)
+    return converted().replay(request)
+
+
 def filling(request: Request) -> Outcome:
     raise OSError(28, "No space left on device")
 
@@ -197,6 +207,7 @@ def filling(request: Request) -> Outcome:
         (unusable, ConversionFailed, "made: no"),
         (interrupted, KeyboardInterrupt, "by Ctrl-C"),
         (changing, ConversionFailed, "files changed while they were audited"),
+        (swapping, ConversionFailed, "files changed while they were audited"),
         (filling, ConversionFailed, "No space left on device"),
     ],
 )

@@ -113,12 +113,23 @@ def test_record_that_proves_something_else(record: Record, tmp_path: Path, statu
     assert "because" in text
 
 
-def test_a_record_with_limits_that_are_not_claimed_proves_less(record: Record, tmp_path: Path) -> None:
+def test_a_record_with_limits_that_the_manifest_does_not_state_is_of_another_manifest(
+    record: Record, tmp_path: Path
+) -> None:
     record.variants["full"].limits.append("no padding")
     write_record(record, tmp_path)
-    assert "the variant is limited; found: the record says limited: no padding" in refusal(
+    assert "found: full was recorded with other limits than qwen2.yaml states" in refusal(
         tiny_model("qwen2"), tmp_path
     )
+
+
+def test_limits_that_were_taken_out_of_a_record_do_not_make_it_capable(tmp_path: Path) -> None:
+    manifest = find_manifest("qwen2_vl")
+    assert manifest is not None
+    results = [result_of(*every_check(), variant="text", limits=[])]
+    write_record(make_record(manifest, results, backend(), version("mlx")), tmp_path)
+    found = standing(evidence_of(manifest, backend(), [tmp_path]), "text")
+    assert (found.state, found.verdict) == ("stale", None)
 
 
 def test_limited_is_enough_where_it_is_claimed(tmp_path: Path) -> None:
@@ -131,12 +142,20 @@ def test_limited_is_enough_where_it_is_claimed(tmp_path: Path) -> None:
     assert (found.claimed, found.state, found.verdict) == ("limited", "holds", "limited")
 
 
-def test_record_without_this_variant(record: Record, tmp_path: Path) -> None:
+def test_record_without_this_variant(tmp_path: Path) -> None:
+    manifest = find_manifest("llama")
+    assert manifest is not None
+    results = [result_of(*every_check(), variant="sliding")]
+    write_record(make_record(manifest, results, backend(), version("mlx")), tmp_path)
+    assert "does not cover this variant; found: sliding" in refusal(tiny_model("llama"), tmp_path)
+
+
+def test_a_record_of_a_variant_that_no_manifest_knows(record: Record, tmp_path: Path) -> None:
     other = RecordedVariant(
         profile="quick", seed=0, results=[RecordedResult(configuration="x", checks=[check()])]
     )
-    write_record(record.model_copy(update={"variants": {"other": other}}), tmp_path)
-    assert "does not cover this variant; found: other" in refusal(tiny_model("qwen2"), tmp_path)
+    write_record(record.model_copy(update={"variants": {**record.variants, "other": other}}), tmp_path)
+    assert "found: qwen2.yaml has no variant other" in refusal(tiny_model("qwen2"), tmp_path)
 
 
 def test_record_copied_from_another_family(record: Record, tmp_path: Path) -> None:

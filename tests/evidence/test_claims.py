@@ -247,7 +247,8 @@ def test_lists_say_both(manifest: Manifest) -> None:
 def test_a_results_file_is_held_to_its_checks_claim_by_claim(tmp_path: Path) -> None:
     from mlx_audit.evidence.results import Results
 
-    result = claimed("capable", "capable", check("PAR001"), check("RST001", "fail"))
+    checks = [check(code, "fail" if code == "RST001" else "pass") for code in BOTH]
+    result = claimed("capable", "capable", *checks)
     document = record_results_document(result)
     path = tmp_path / "results.json"
     path.write_text(Results.model_validate(document).to_json(), encoding="utf-8")

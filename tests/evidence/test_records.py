@@ -47,6 +47,26 @@ def test_round_trip(record: Record, tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.parametrize("what", ["dangling", "loop", "pipe", "device", "folder"])
+def test_what_is_no_file_is_damaged_and_no_other_record_takes_its_place(
+    record: Record, tmp_path: Path, what: str
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    write_record(record, second)
+    path = record_path(first, "qwen2", record.backend)
+    path.parent.mkdir(parents=True)
+    match what:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case _:
+            path.symlink_to({"dangling": "gone", "loop": path.name, "device": "/dev/zero"}[what])
+    with pytest.raises(RecordError, match="cannot be read"):
+        find_record("qwen2", record.backend, [first, second])
+    assert find_record("qwen2", record.backend, [tmp_path / "third", second]) is not None
+
+
 def test_no_link_leads_a_record_out_of_its_folder(record: Record, tmp_path: Path) -> None:
     """A cloned repository may hold a link to a file of the user's where its record belongs."""
     folder, precious = tmp_path / "records", tmp_path / "precious"
@@ -259,6 +279,16 @@ def test_a_record_of_a_module_that_is_gone_is_stale(record: Record) -> None:
     assert staleness(record, gone, mlx_version=INSTALLED) == [
         "the record is about another module: mlx_lm.models.qwen2"
     ]
+
+
+def test_limits_and_variants_are_those_of_the_manifest(record: Record) -> None:
+    """The digest of the manifest covers both; a record that states others was changed to say more, or of nobody."""
+    limited = record.model_copy(deep=True)
+    limited.variants["full"].limits = ["text only"]
+    (reason,) = staleness(limited, manifest_of_qwen2(), mlx_version=INSTALLED)
+    assert reason == "full was recorded with other limits than qwen2.yaml states"
+    record.variants["more"] = record.variants["full"]
+    assert staleness(record, manifest_of_qwen2(), mlx_version=INSTALLED) == ["qwen2.yaml has no variant more"]
 
 
 def test_staleness_names_the_file(record: Record) -> None:

@@ -110,7 +110,7 @@ def check(cache: PrefixCache, ended: Counter[str], requests: int) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mamba2"])
 def test_every_answer_is_that_of_a_serial_cold_run(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(*drive(family, 120, monkeypatch), 120)
+    check(*drive(family, 80, monkeypatch), 80)
 
 
 @pytest.mark.nightly

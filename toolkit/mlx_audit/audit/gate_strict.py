@@ -150,8 +150,8 @@ def differences(
                 yield f"{name}: {code} {_LACKS if code in new_checks else 'is recorded, but no check'}"
             elif old_checks[code].status != (now := new_checks[code].status):
                 yield f"{name}: {code} says {now}, recorded is {old_checks[code].status}"
-            elif (was := _stated(old_checks[code])) != (now := _stated(new_checks[code])):
-                yield f"{name}: {code} is {now}, recorded is {was}"
+            elif (stated := _stated(old_checks[code])) != (found := _stated(new_checks[code])):
+                yield f"{name}: {code} is {found}, recorded is {stated}"
             else:
                 for text in figures_differ(old_checks[code].figures, new_checks[code].figures):
                     yield f"{name}: {code} {text}"

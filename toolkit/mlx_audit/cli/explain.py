@@ -70,6 +70,8 @@ def _page(check: Check) -> None:
     """The docstring in lines of the terminal's width, its first line and its section titles made to stand out."""
     from rich.text import Text
 
+    from mlx_audit.evidence.codes import DECODE
+
     console = _console.stdout()
     width = console.width if console.is_terminal else _PIPED
     first, *lines = check.page.splitlines()
@@ -77,7 +79,8 @@ def _page(check: Check) -> None:
     for line in wrap(f"{check.code}  {first}", width, subsequent_indent=indent, break_on_hyphens=False):
         console.print(Text(line, "bold"))
     needs = f", needs {', '.join(check.requires)}" if check.requires else ""
-    console.print(Text(f"{check.tier} tier, claim {check.claim}{needs}", "dim"))
+    claim = f", claim {check.claim}" if check.claim != DECODE else ""
+    console.print(Text(f"{check.tier} tier{claim}{needs}", "dim"))
     for line in _reflowed(lines, width):
         title = line.endswith(":") and not line.startswith(" ")
         console.print(Text(line, "bold cyan" if title else ""))

@@ -17,7 +17,7 @@ from mlx_audit.convert.place import Place, PlaceError, publish, require_place, r
 from mlx_audit.convert.source import KEPT, Source, resolve_source
 from mlx_audit.convert.stamping import make_stamp, renamed
 from mlx_audit.errors import MlxAuditError
-from mlx_audit.evidence.file_hashes import Hashed, hash_files
+from mlx_audit.evidence.file_hashes import Hashed, hash_files, state_of
 from mlx_audit.evidence.stamps import Stamp, model_files, write_stamp
 from mlx_audit.models.target import resolve_target
 
@@ -160,12 +160,21 @@ def _audited(
 ) -> tuple[Outcome, Stamp]:
     """Audit a folder as `run DST` does, and return its stamp; what is stamped is what was audited."""
     target = replace(resolve_target(str(folder)), text=plan.text, config_name=plan.place.path.name)
-    before = hashed(folder, model_files(folder))
+    before = _states(folder), hashed(folder, model_files(folder))
     outcome = renamed(audit(Request.of(target, options)), folder, str(plan.place.path))
-    stamp = make_stamp(outcome, before)
-    if hashed(folder, model_files(folder)) != before:
+    stamp = make_stamp(outcome, before[1])
+    if (_states(folder), hashed(folder, model_files(folder))) != before:
         raise ConversionFailed("files changed while they were audited", where=plan.text, fix="try again")
     return outcome, stamp
+
+
+def _states(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return, by name, numbers that also tell of a file that was another one meanwhile and is itself again."""
+    found = {}
+    for name in model_files(folder):
+        link = (folder / name).lstat()
+        found[name] = (*state_of(folder / name), link.st_ino, link.st_ctime_ns)
+    return found
 
 
 def _written(stamp: Stamp, folder: Path) -> list[str]:

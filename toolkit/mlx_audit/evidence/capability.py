@@ -10,6 +10,7 @@ from mlx_audit.errors import NotCompileCapable
 from mlx_audit.evidence.conditions import is_met
 from mlx_audit.evidence.environment import backend
 from mlx_audit.evidence.live_code import foreign_code, own_file
+from mlx_audit.evidence.reached import unaudited_layers
 from mlx_audit.evidence.records import search_path
 from mlx_audit.evidence.registered import adapter_digest
 from mlx_audit.evidence.stamps import warn_of_stale_stamp
@@ -133,6 +134,14 @@ def require_capable(model: Any, *, records: Path | None = None) -> Identity:
                 found=f"a model for which {condition['when'] or 'the class is there'}",
                 fix=f"mlx-audit run {evidence.target} --config config.json, with the model's own",
             )
+    if unaudited := unaudited_layers(model, manifest, variant, arguments):
+        raise NotCompileCapable(
+            "this configuration has layers of a kind that the audited one has not",
+            where=f"{manifest.path.name}: variants.{variant}.tiny",
+            found="; ".join(unaudited[:3]),
+            fix=f"give variant {variant} a tiny configuration with all of them, or add a variant; "
+            f"then {evidence.command}",
+        )
     if rope_standing(evidence, variant, kind, decode).state != "holds":
         raise refused("this RoPE kind was not proved", kind)
     return identity

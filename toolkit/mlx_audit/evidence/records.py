@@ -136,7 +136,7 @@ def find_record(family: str, backend: str, folders: Sequence[Path]) -> Record | 
     """
     for folder in folders:
         path = record_path(folder, family, backend)
-        if _is_file(path):
+        if _is_there(path):
             record = load_record(path)
             if (record.family, record.backend) != (family, backend):
                 raise RecordError(
@@ -266,8 +266,9 @@ def require_writable(folder: Path, family: str = "") -> None:
         )
 
 
-def _is_file(path: Path) -> bool:
+def _is_there(path: Path) -> bool:
+    """Whether anything has the name of a record; a dangling link or a pipe is a damaged one, and hides no other."""
     try:
-        return path.is_file()
+        return path.is_symlink() or path.exists()
     except OSError as error:
         raise RecordError("the record cannot be read", where=str(path), found=error.strerror) from error
