@@ -39,7 +39,7 @@ def small(claim: str = "capable", *, family: str = "qwen2", dynamic: bool = Fals
         (r"rope: .*", f"rope: {kinds}"),
         (r"family: qwen2", f"family: {family}"),
         (r"num_hidden_layers: 4", "num_hidden_layers: 2"),
-        (r"compiled_decode: capable", f"compiled_decode: {claim}"),
+        (r"compiled_decode: capable, prefix_restore: capable", f"compiled_decode: {claim}"),
         (r"(?=    claims:)", DYNAMIC if dynamic else ""),
     ):
         text, count = re.subn(pattern, new, text)
@@ -301,6 +301,21 @@ def test_items_are_selected(pytester: pytest.Pytester, arguments: tuple[str, ...
     folder_of(pytester.path, qwen2=small())
     done = pytester.runpytest_inprocess("audits", *STRICT, "--collect-only", "-q", *arguments)
     assert {line.rpartition("::")[2] for line in done.outlines if "::full::" in line} == wanted
+
+
+def test_checks_of_a_further_claim_are_items_where_it_is_made(pytester: pytest.Pytester) -> None:
+    def claiming(text: str, claim: str) -> str:
+        return text.replace(
+            "{compiled_decode: capable}", f"{{compiled_decode: capable, prefix_restore: {claim}}}"
+        )
+
+    claimed, undecided = claiming(small(), "capable"), claiming(small(family="llama"), "undecided")
+    folder_of(pytester.path, qwen2=claimed, llama=undecided, mine=small(family="mine"))
+    done = pytester.runpytest_inprocess("audits", *STRICT, "--collect-only", "-q")
+    found = [line.split("::")[1:] for line in done.outlines if "::RST" in line]
+    assert found == [
+        ["qwen2", "full", code] for code in sorted(needed_codes("prefix_restore")) if code[:3] == "RST"
+    ]
 
 
 def test_an_item_is_named_by_its_id(pytester: pytest.Pytester) -> None:

@@ -12,6 +12,7 @@ from mlx_audit import resources
 from mlx_audit.audit.plan import Plan, make_plan, unmet_requirements
 from mlx_audit.audit.request import Options, Request
 from mlx_audit.errors import TargetError
+from mlx_audit.evidence.codes import RESTORE
 from mlx_audit.models.target import resolve_target
 from model_files import write_config, write_model
 from tiny_models import config_of
@@ -178,3 +179,38 @@ def test_requirements_that_are_not_met_block_everything(tmp_path: Path) -> None:
 def test_unmet_requirements_name_what_is_there() -> None:
     assert unmet_requirements({"mlx": ">=0.1"}) == ""
     assert "is not installed" in unmet_requirements({"no-such-package-here": ">=1"})
+
+
+def restored(plan: Plan) -> dict[str, list[str]]:
+    """Return the planned checks of restored prefixes by configuration."""
+    return {
+        entry.planned.configuration: [c.code for c in entry.checks if c.claim == RESTORE]
+        for entry in plan.entries
+    }
+
+
+def test_restores_are_checked_where_the_manifest_claims_them() -> None:
+    plan = plan_of("qwen2")
+    codes = [f"RST00{number}" for number in range(1, 9)]
+    assert restored(plan) == {
+        **dict.fromkeys(("tiny", "tiny+linear", "tiny+yarn"), codes),
+        **{name: [] for name in ("Qwen--Qwen2.5-0.5B-Instruct", "Qwen--Qwen2-7B", "Qwen--Qwen2.5-3B")},
+        "tiny+dynamic": [],
+    }
+    assert {entry.planned.restore for entry in plan.entries} == {"capable", "undecided"}
+    assert not any(map(len, restored(plan_of("jamba")).values()))
+
+
+def test_restores_are_checked_where_they_are_asked_for() -> None:
+    plan = plan_of("jamba", only=["RST001", "TRC001"])
+    assert restored(plan)["tiny"] == ["RST001"]
+    assert plan.entries[0].planned.restore is None
+    assert [c.code for c in plan.entries[0].checks] == ["TRC001", "RST001"]
+
+
+def test_nothing_compiled_is_asked_of_what_is_claimed_not_to_be_capable() -> None:
+    found = {name: plan_of(name).entries[0].subject for name in ("llama4", "qwen2")}
+    assert {name: subject is not None and subject.decodes for name, subject in found.items()} == {
+        "llama4": False,
+        "qwen2": True,
+    }

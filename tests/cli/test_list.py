@@ -37,6 +37,20 @@ def test_json_is_a_matrix_for_ci() -> None:
     assert rows["jamba", "hybrid"]["prefix_record"] == "none"
 
 
+def test_what_a_record_says_is_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder, and what is found in it, may have brackets and controls in them."""
+    folder = tmp_path / "[x]\x1b[31m[/red]"
+    monkeypatch.setenv("MLX_AUDIT_RECORDS", str(folder))
+    monkeypatch.setenv("COLUMNS", "1000")
+    path = record_path(folder, "qwen2", backend())
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    found = CliRunner().invoke(application(), ["list"])
+    assert found.exit_code == 0, found.exception
+    assert "[x]\\x1b[31m[/red]" in found.stdout
+    assert "\x1b" not in found.stdout
+
+
 def test_the_record_column_says_what_the_gate_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record of a helper that was another is stale, with the file; one that is damaged is no proof."""
     monkeypatch.setenv("MLX_AUDIT_RECORDS", str(tmp_path))

@@ -12,6 +12,7 @@ import pytest
 from command import SharedRun, mlx_audit, results_of, shared_run
 from mlx_audit import resources
 from mlx_audit.cli._choices import DTYPES
+from mlx_audit.cli._render import cost_line
 from mlx_audit.evidence.results import Results
 from mlx_audit.models import build
 from model_files import ABORT, FORWARD, write_config, write_model
@@ -87,6 +88,19 @@ def test_the_text_has_one_line_a_result_in_columns(shared: SharedRun) -> None:
 
 
 @shares_the_run
+@pytest.mark.parametrize(
+    ("equal", "cache", "told"),
+    [
+        (2_499, 377, "cache equals weights at 2,499 tokens"),
+        (0, 4, "the cache does not grow with the text"),
+        (0, 377, "the cache outweighs the weights at any capacity"),
+    ],
+)
+def test_a_cache_of_constant_size_equals_the_weights_nowhere(equal: int, cache: int, told: str) -> None:
+    cost = {"capacity": 8192, "weights_bytes": 115, "cache_bytes": cache, "primitives": 9}
+    assert cost_line({**cost, "equal_capacity": equal}).endswith(f"; {told}")
+
+
 def test_the_text_names_costs_failures_and_what_was_left_out(shared: SharedRun) -> None:
     text = shared.done.stdout
     assert re.search(

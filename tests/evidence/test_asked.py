@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evidence.conftest import every_check
 from mlx_audit.evidence.asked import decide_today, lacking
-from mlx_audit.evidence.codes import RESTORE, check_tiers, needed_codes
+from mlx_audit.evidence.codes import RESTORE, check_tiers, needed_codes, rests_on
 from mlx_audit.evidence.results import CheckResult
 
 
@@ -36,6 +36,17 @@ def test_checks_that_all_do_not_apply_prove_nothing() -> None:
             c.model_copy(update={"status": "not-applicable"}) if c.tier == tier else c for c in every_check()
         ]
         assert decide_today(idle) == ("undecided", f"it has no {tier} check that passed")
+
+
+def test_what_a_claim_rests_on_may_be_without_application() -> None:
+    """A model without a manifest has no rules that its caches could be compared with."""
+    needed = needed_codes(RESTORE)
+    checks = [CheckResult(code=code, name="x", tier=check_tiers()[code], status="pass") for code in needed]
+    idle = [
+        c.model_copy(update={"status": "not-applicable"}) if c.code in rests_on(RESTORE) else c
+        for c in checks
+    ]
+    assert decide_today(idle, claim=RESTORE).name == "capable"
 
 
 def test_a_failure_stays_a_failure_and_a_claim_needs_its_own_checks() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from evidence.conftest import check, of_other_code, result_of
 from mlx_audit.audit.exit_codes import CLAIM_FAILED, HOLDS, UNDECIDED, code_of, is_binding
+from mlx_audit.audit.items import VERDICT, failure_of, note_of
 from mlx_audit.evidence import CheckResult, Result, decide
 from mlx_audit.evidence.codes import DECODE, RESTORE, claim_of, claims_on, needed_codes
 from mlx_audit.evidence.digests import prefix_files
@@ -117,6 +118,24 @@ def test_a_check_binds_where_its_own_claim_does() -> None:
         "RST001": True,
     }
     assert not is_binding(claimed("capable", "undecided"), "RST001")
+
+
+def test_items_fail_by_their_own_claim() -> None:
+    """The items of a variant, as the pytest plugin has them."""
+    result = claimed("capable", "capable", check("PAR001"), check("RST001", "fail", reason="stale by 3"))
+    assert failure_of("PAR001", [result]) is None
+    found = failure_of("RST001", [result])
+    assert found is not None
+    assert "stale by 3" in found.text
+    verdict = failure_of(VERDICT, [result])
+    assert verdict is not None
+    assert verdict.causes == {"RST001"}
+    assert "PAR001" not in verdict.text
+    refuted = claimed("not-capable", "capable", check("PAR001", "fail"), check("RST001"))
+    assert failure_of(VERDICT, [refuted]) is None
+    assert "where the claim is not-capable" in (note_of("PAR001", [refuted]) or "")
+    not_asked = refuted.model_copy(update={"claims": {DECODE: refuted.claims[DECODE]}})
+    assert failure_of("RST001", [not_asked]) is None
 
 
 @pytest.fixture

@@ -140,6 +140,16 @@ def test_what_confirms_a_claim_is_no_failure() -> None:
     ]  # fmt: skip
 
 
+def test_details_say_why_and_where_a_confirmed_failure_is() -> None:
+    """No section above them tells it; figures within figures are told in the report's own words."""
+    why = failed("SRC001", reason="it reads the position", where="mlx_lm/models/x.py:7:3")
+    seen = check("TOP001", figures={"layers": [["linear", 4]], "runs": [{"tokens": 16, "share": 0.5}]})
+    details = render([document(result(why, seen, claimed="not-capable"))]).partition("## Details")[2]
+    (row,) = [line for line in details.splitlines() if line.startswith("| `SRC001`")]
+    assert "it reads the position at `mlx_lm/models/x.py:7:3`" in row
+    assert "`layers` `[[linear, 4]]`, `runs` `[{tokens 16, share 0.5}]`" in details
+
+
 def test_a_stale_or_missing_record_names_the_command_that_mends_it() -> None:
     for reason in (
         "stale: the source of mlx_lm.models.bad changed since",

@@ -160,12 +160,15 @@ class Variant(pytest.Collector):
             yield item
 
     def names(self) -> dict[str, str]:
-        """Return the names of all items, with the tier where it is a check's."""
+        """Return the names of all items, with the tier where it is a check's; none of a claim that is not made."""
         from mlx_audit.audit.items import VERDICT
-        from mlx_audit.evidence.codes import check_tiers
+        from mlx_audit.evidence.codes import DECODE, check_tiers, claim_of
 
-        tiers = check_tiers()
-        codes = sorted((c for c in tiers if tiers[c] in _TIERS), key=lambda c: (_TIERS.index(tiers[c]), c))
+        tiers, family = check_tiers(), self.parent
+        assert isinstance(family, Family)
+        made = family.manifest.variants[self.name].claims.model_dump()
+        asked = [c for c in tiers if claim_of(c) == DECODE or made[claim_of(c)] not in (None, "undecided")]
+        codes = sorted((c for c in asked if tiers[c] in _TIERS), key=lambda c: (_TIERS.index(tiers[c]), c))
         return {**{code: tiers[code] for code in codes}, VERDICT: ""}
 
 

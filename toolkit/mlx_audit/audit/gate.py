@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,18 @@ def gate(manifests: Iterable[Manifest], backends: Sequence[str], records: Path |
             evidence = evidence_of(manifest, backend, folders_of(manifest, records))
             found.append(Gated(evidence, tuple(standings(evidence))))
     return found
+
+
+def mended_in(records: Path, gated: Iterable[Gated]) -> list[Gated]:
+    """Return what was found with fixes that write to the folder of records that the user named."""
+    place = f"MLX_AUDIT_RECORDS={shlex.quote(str(records))}"
+    return [
+        replace(
+            one,
+            standings=tuple(replace(s, fix=f"{place} {s.fix}") if s.fix else s for s in one.standings),
+        )
+        for one in gated
+    ]
 
 
 def concerned(gated: Iterable[Gated]) -> dict[str, list[str]]:

@@ -74,6 +74,8 @@ def gate(
         gated, untouched = _touched(gated, changed_since, records)
     if strict and gated:
         gated = _audit_again(gated, jobs, timeout)
+    if records is not None:
+        gated = found_by.mended_in(records, gated)
     code = found_by.exit_code(gated) if gated or not untouched else 0
     if json:
         _console.print_json(found_by.document(gated, code, strict=strict, untouched=untouched))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from mlx_audit.cli import _console
+from mlx_audit.errors import clean
 
 Rows: TypeAlias = "list[dict[str, Any]]"  # quoted: `list` is the verb below
 
@@ -57,12 +58,14 @@ def _rows(manifest: Manifest) -> tuple[dict[str, object], ...]:
 
 def _table(rows: Rows) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("family", "variant", "exactness", "compiled decode", "prefix restore", "record", box=None)
     for row in rows:
         claims = row["claims"]
         cells = (row["family"], row["variant"], row["exactness"], claims["compiled_decode"])
-        table.add_row(*cells, _restore(row), row["record"])
+        # No markup: what a record says is anybody's.
+        table.add_row(*(Text(clean(cell)) for cell in (*cells, _restore(row), row["record"])))
     _console.stdout().print(table)
 
 

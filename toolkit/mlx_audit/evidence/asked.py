@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_audit.evidence.codes import DECODE, check_tiers, needed_codes
+from mlx_audit.evidence.codes import DECODE, check_tiers, needed_codes, rests_on
 from mlx_audit.evidence.results import CheckResult
 from mlx_audit.evidence.verdict import Verdict, decide
 
@@ -43,7 +43,10 @@ def lacking(checks: Sequence[CheckResult], claim: str = DECODE) -> list[str]:
 
 
 def _idle_tiers(checks: Sequence[CheckResult], claim: str) -> list[str]:
-    """Return the tiers of which a claim needs checks and none passed: not every check can be without application."""
-    tiers, needed = check_tiers(), needed_codes(claim)
+    """Return the tiers of which a claim has checks and none passed: not every one of them can be without application.
+
+    What it rests on may be: without a manifest there are no rules to compare with.
+    """
+    tiers, needed = check_tiers(), needed_codes(claim) - rests_on(claim)
     passed = {check.tier for check in checks if check.status == "pass" and check.code in needed}
     return sorted({tiers[code] for code in needed} - passed)

@@ -26,12 +26,13 @@ from mlx_audit.prefix.arguments import (
     require_sizes,
     stated,
 )
-from mlx_audit.prefix.fingerprint import Fingerprint, of_model
+from mlx_audit.prefix.fingerprint import Fingerprint
 from mlx_audit.prefix.grid import Stops, stops_of
 from mlx_audit.prefix.held import Held
 from mlx_audit.prefix.index import PrefixIndex
 from mlx_audit.prefix.index_results import Inserted
 from mlx_audit.prefix.layers import kind_for
+from mlx_audit.prefix.live_model import LiveModel
 from mlx_audit.prefix.log import CacheStats, Counts, Request
 from mlx_audit.prefix.lookup import Index, Query, candidates, chosen, restoring, stands_in
 from mlx_audit.prefix.plan import Plan, Policy
@@ -107,12 +108,13 @@ class PrefixCache:
         self._make = make_cache
         self._index: Index = PrefixIndex(max_bytes, max_entries)
         self._counts = Counts()
-        self._base = replace(of_model(model), **stated(namespace))
         self._fresh = self.fresh()
         for index, cache in enumerate(self._fresh):
             kind_for(cache, f"layer {index}")
         share = max_bytes // 4 if checkpoint_bytes is None else checkpoint_bytes
         self._prefill = Prefill(self, most=checkpoints, most_bytes=share)
+        self._live = LiveModel(model, stated(namespace), self.lock, self._prefill.forget)
+        self._live.fingerprint()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -146,7 +148,7 @@ class PrefixCache:
 
     def fingerprint(self, namespace: Namespace | None = None) -> Fingerprint:
         """Return what must be the same for an entry to serve: the cache's own namespace, with these fields in it."""
-        return replace(self._base, **stated(namespace))
+        return replace(self._live.fingerprint(), **stated(namespace))
 
     def stops(self, tokens: Tokens, named: Iterable[int] = ()) -> Stops:
         """Return where `prefill` ends its chunks, the end of the prompt left out; `named` positions are among them."""
@@ -246,7 +248,7 @@ class PrefixCache:
                 raise PrefixRefused(Reason.MULTIMODAL, "the namespace names no media", where="insert")
             with self.lock:
                 snapshot = Snapshot.take(caches, len(key))
-            require_fitting(snapshot.layers, self._fresh)
+            require_fitting(snapshot.layers, self._fresh, self._prefill.costs().layers)
         except PrefixRefused as error:
             self._counts.not_inserted(error.reason.value, str(error))
             raise
@@ -321,7 +323,7 @@ class PrefixCache:
         world = self.fingerprint(namespace)
         entries = store.load(Path(folder), world, verify=verify)
         for entry in entries:
-            require_fitting(entry.layers, self._fresh)
+            require_fitting(entry.layers, self._fresh, self._prefill.costs().layers)
         space = bytes.fromhex(world.digest)
         added = [
             self.keep(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from mlx_audit.errors import ShapeMismatch
 from mlx_audit.prefix.reasons import PrefixRefused, Reason
 from mlx_audit.prefix.snapshot import leaf_bytes
 
@@ -36,7 +37,7 @@ class Fingerprint:
 
     Attributes:
         weights: Digest of the weights: `checkpoint_digest` or `weights_digest`.
-        model: Name of the model's module.
+        model: Name of the model's class, and of each module its class and settings, such as the base of a rope.
         quantization: Bits, group size and mode of each quantized module, or a name.
         adapter: Name or digest of an adapter such as LoRA.
         tokenizer: Digest of the tokenizer.
@@ -107,7 +108,7 @@ def of_model(model: nn.Module, **others: Value) -> Fingerprint:
     """
     parameters = _parameters(model)
     told: dict[str, Value] = {
-        "model": f"{type(model).__module__}.{type(model).__qualname__}",
+        "model": (f"{type(model).__module__}.{type(model).__qualname__}", _settings(model)),
         "quantization": _quantization(model),
         "dtype": tuple(sorted({str(array.dtype) for _, array in parameters})),
         "engine": (version("mlx"), version("mlx-lm"), str(mx.default_device())),
@@ -118,17 +119,19 @@ def of_model(model: nn.Module, **others: Value) -> Fingerprint:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Return a digest of a live model's parameters: name, form, and 16 values of each, spread over it.
+    """Return a digest of a live model's arrays: name, form, and 16 values of each, spread over it.
+
+    Private ones, such as the frequencies of a rope, are no parameters, and count as well.
 
     Reading all of a large model would take seconds. This tells models apart, fine-tuned ones as well; it does not
     authenticate them, and a change of a few values may be missed.
     """
     total = hashlib.sha256()
-    parameters = _parameters(model)
-    flat = [mx.reshape(array, (-1,)) for _, array in parameters]
+    arrays = _arrays(model)
+    flat = [mx.reshape(array, (-1,)) for _, array in arrays]
     samples = [array[:: max(1, array.size // _SAMPLED)][:_SAMPLED] for array in flat]
     mx.eval(samples)
-    for (name, array), sample in zip(parameters, samples, strict=True):
+    for (name, array), sample in zip(arrays, samples, strict=True):
         total.update(_tagged(name, (str(array.dtype), tuple(array.shape), leaf_bytes(sample))))
     return f"sample:{total.hexdigest()}"
 
@@ -183,6 +186,30 @@ def _parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
     return sorted(found, key=lambda item: item[0])
 
 
+def _arrays(model: nn.Module) -> list[tuple[str, mx.array]]:
+    """Return a model's parameters and the private arrays of its modules by name, in a fixed order."""
+    own = {
+        f"{name}.{key}": value
+        for name, module in model.named_modules()
+        for key, value in module.items()
+        if key.startswith("_") and isinstance(value, mx.array)
+    }
+    return sorted({**own, **dict(_parameters(model))}.items())
+
+
+def _settings(model: nn.Module) -> Value:
+    """Return the class of each module, and its numbers, texts and dataclasses; whether it is in training is left out."""
+    found: list[Value] = []
+    for name, module in sorted(model.named_modules(), key=lambda item: item[0]):
+        settings = tuple(
+            (key, repr(value))
+            for key, value in sorted(vars(module).items())
+            if key != "_training" and (isinstance(value, bool | int | float | str) or is_dataclass(value))
+        )
+        found.append((name, f"{type(module).__module__}.{type(module).__qualname__}", settings))
+    return tuple(found)
+
+
 def _quantization(model: nn.Module) -> Value:
     """Return what each quantized module states of itself."""
     found: list[Value] = []
@@ -215,6 +242,9 @@ def _encoded(value: Value) -> tuple[bytes, bytes]:
             return b"b", value
         case tuple():
             return b"l", b"".join(_tagged("", item) for item in value)
-    raise TypeError(
-        f"a fingerprint holds texts, integers, bytes and tuples of them, not {type(value).__name__}"
+    raise ShapeMismatch(
+        "a fingerprint cannot hold such a value",
+        where="namespace",
+        found=type(value).__name__,
+        allowed="texts, integers, bytes, and tuples of them",
     )

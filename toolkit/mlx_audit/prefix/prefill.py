@@ -94,6 +94,10 @@ class Prefill:
                 start = end
         return Prefilled(logits, taken.caches, taken.plan)
 
+    def forget(self) -> None:
+        """Measure anew what snapshots cost: the model has changed."""
+        self._measured = None
+
     def _feed(self, chunk: Sequence[int], caches: list[Any], *, last: bool) -> mx.array:
         """Feed one chunk; only the last one's logits are computed."""
         with self._owner.lock:
@@ -136,7 +140,7 @@ class Prefill:
         owner, last = self._owner, boundary_of(count, self._owner.policy)
         if last not in ahead:
             return {}
-        costs = self._costs()
+        costs = self.costs()
         if cuttable(costs.layers, last):
             return {last: EntryKind.PROMPT}
 
@@ -159,18 +163,19 @@ class Prefill:
         )
         return {position: EntryKind.CHECKPOINT for position in grid.positions if position in ahead} | kept
 
-    def _costs(self) -> Costs:
+    def costs(self) -> Costs:
         """Return what snapshots of this model cost, from a lazy run that is never evaluated."""
         owner = self._owner
         with owner.lock:
-            if self._measured is None:
+            measured = self._measured
+            if measured is None:
                 before, caches = ModuleState(owner.model), owner.fresh()
                 try:
                     owner.model(mx.zeros((1, _SAMPLE), mx.int32), cache=caches)
-                    self._measured = Costs.of(caches, _SAMPLE)
+                    measured = self._measured = Costs.of(caches, _SAMPLE)
                 finally:
                     before.restore()
-            return self._measured
+            return measured
 
 
 def cuttable(layers: Iterable[Layer], position: int) -> bool:
