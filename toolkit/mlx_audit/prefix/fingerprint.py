@@ -198,7 +198,7 @@ def _arrays(model: nn.Module) -> list[tuple[str, mx.array]]:
 
 
 def _settings(model: nn.Module) -> Value:
-    """Return the class of each module, and its numbers, texts and dataclasses; whether it is in training is left out."""
+    """Return the class of each module with its numbers, texts and dataclasses, but not whether it is in training."""
     found: list[Value] = []
     for name, module in sorted(model.named_modules(), key=lambda item: item[0]):
         settings = tuple(

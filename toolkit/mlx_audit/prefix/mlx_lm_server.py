@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +31,9 @@ from mlx_audit.prefix.snapshot import Snapshot
 
 KINDS = {"assistant": EntryKind.OUTPUT, "user": EntryKind.CHECKPOINT, "system": EntryKind.PROMPT}
 """mlx-lm's types of entries, in the order in which they are evicted there and here."""
+
+_MOST_PICTURES = 4096
+"""Pictures whose ids are remembered; one that was forgotten gets a new id, which no entry has."""
 
 
 class PrefixPromptCache:
@@ -57,7 +62,8 @@ class PrefixPromptCache:
         self._index: Index = PrefixIndex(max_bytes, max_size)
         self._counts = Counts()
         self._spaces: dict[Hashable, bytes] = {}
-        self._media: dict[int, int] = {}
+        self._media: OrderedDict[int, int] = OrderedDict()
+        self._ids = itertools.count(MOST, -1)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -158,12 +164,17 @@ class PrefixPromptCache:
         if not any(isinstance(token, int) and token < 0 for token in tokens):
             return TokenKey(tokens)
         with self._lock:
-            return TokenKey(
-                [
-                    token if token >= 0 else self._media.setdefault(token, MOST - len(self._media))
-                    for token in tokens
-                ]
-            )
+            key = TokenKey([token if token >= 0 else self._picture(token) for token in tokens])
+            while len(self._media) > _MOST_PICTURES:
+                self._media.popitem(last=False)
+            return key
+
+    def _picture(self, token: int) -> int:
+        """Return the id of a picture; ids are never given out again."""
+        if token not in self._media:
+            self._media[token] = next(self._ids)
+        self._media.move_to_end(token)
+        return self._media[token]
 
     def _pictures(self) -> frozenset[int]:
         with self._lock:

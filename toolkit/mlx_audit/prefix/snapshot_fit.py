@@ -8,7 +8,6 @@ from typing import Any
 from mlx_audit.prefix.layers import Layer, kind_for, kinds
 from mlx_audit.prefix.reasons import PrefixRefused, Reason
 
-
 _TIME = -2
 
 
