@@ -103,6 +103,13 @@ WORLD = Fingerprint(weights="tiny", tenant="test")
 SUFFIXES = (1, 2, 15, 16, 17, WINDOW - 1, WINDOW, WINDOW + 1, CHUNK + 1)
 
 
+def often(*families: str) -> list[Any]:
+    """Return all families as parameters; those that are not named run nightly only."""
+    return [
+        family if family in families else pytest.param(family, marks=pytest.mark.nightly) for family in MODELS
+    ]
+
+
 @functools.cache
 def subject(family: str) -> nn.Module:
     """Return the tiny model of a family; all tests share it and leave it as it is."""

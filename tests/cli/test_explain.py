@@ -31,7 +31,7 @@ def test_a_page_is_the_docstring_of_the_check_in_80_columns(check: Check) -> Non
 
 def test_what_a_check_needs_is_named() -> None:
     assert explain("TRC001")[1].splitlines()[1] == "trace tier, needs TOP001, TOP003"
-    assert explain("RST002")[1].splitlines()[1] == "numeric tier, claim prefix_restore, needs RST001"
+    assert explain("RST001")[1].splitlines()[1] == "numeric tier, claim prefix_restore"
 
 
 def test_an_example_keeps_its_lines_and_paragraphs_are_joined() -> None:

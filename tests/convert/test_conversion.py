@@ -155,7 +155,8 @@ def failing(request: Request) -> Outcome:
         for check in result.checks
     ]
     verdict = {"verdict": "not-capable", "reason": f"CKP001 {request.folder}"}
-    claims = {name: claim.model_copy(update=verdict) for name, claim in result.claims.items()}
+    decode = result.claims["compiled_decode"].model_copy(update=verdict)
+    claims = {**result.claims, "compiled_decode": decode}
     outcome.results = [result.model_copy(update={**verdict, "checks": checks, "claims": claims})]
     return outcome
 

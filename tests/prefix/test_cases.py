@@ -349,7 +349,7 @@ def cut_body(folder: Path) -> None:
         (cut_body, {}, "damaged", "cut"),
         (None, {"seed": 1}, "other-fingerprint", "weights"),
         (None, {"dtype": "bfloat16"}, "other-fingerprint", "dtype"),
-        (None, {"sliding_window": 8}, "other-fingerprint", "max_size"),
+        (None, {"sliding_window": 8}, "other-fingerprint", "another model"),
         (None, {"bits": 8}, "other-fingerprint", "cache kind"),
     ],
 )

@@ -18,7 +18,7 @@ from mlx_audit.prefix.mlx_lm_server import _budget, installed
 from mlx_audit.prefix.snapshot_compare import differences
 from prefix.caching import KEY, bytes_held, cold_run, digests, feed_rows, linear
 from prefix.served import options, serving, tokenizer
-from prefix_models import prefilled, subject, text
+from prefix_models import often, prefilled, subject, text
 
 T = text(100)
 
@@ -44,6 +44,7 @@ def in_order(caches: list[Any]) -> list[Any]:
     return caches
 
 
+@pytest.mark.parametrize("family", often("llama", "gemma3_text", "qwen3_next"))
 @pytest.mark.parametrize("seed", [None, 1], ids=["batched", "single"])
 def test_the_server_answers_as_it_would_cold(family: str, seed: int | None) -> None:
     first, cache = T[:20], PrefixPromptCache()
@@ -277,6 +278,22 @@ def test_two_pictures_of_one_size_are_two_prefixes() -> None:
     hit, rest = cache.fetch_nearest_cache(KEY, [*prompt[:5], 3])  # the picture in fewer patches
     assert rest == [cat, 3]
     assert cache.stats().shortenings == {"multimodal": 1}
+
+
+def test_pictures_are_forgotten_and_never_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx_audit.prefix.mlx_lm_server._MOST_PICTURES", 2)
+    cache = PrefixPromptCache()
+    prompt = [1, 2, -7, -7, 3, 4]
+    cache.insert_cache(KEY, prompt, linear(6))
+    assert list(cache.fetch_nearest_cache(KEY, prompt)[1]) == [4]
+    for picture in range(8, 40):
+        cache.fetch_nearest_cache(KEY, [1, 2, -picture, -picture, 3, 4])
+        assert len(cache._media) <= 2
+    for picture in (-8, -7):  # another one, and the forgotten one: only the text before is shared
+        assert list(cache.fetch_nearest_cache(KEY, [1, 2, picture, picture, 3, 4])[1]) == [picture] * 2 + [
+            3,
+            4,
+        ]
 
 
 def test_models_adapters_and_drafts_are_apart() -> None:

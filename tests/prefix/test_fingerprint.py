@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_audit.errors import ShapeMismatch
+from mlx_audit.models.build import build_tiny, resolve_arguments
 from mlx_audit.prefix.fingerprint import Fingerprint, checkpoint_digest, of_model, weights_digest
 from mlx_audit.prefix.reasons import PrefixRefused, Reason
-from tiny_models import tiny_model
+from tiny_models import SIZES, module_of, tiny_model
 
 FIELDS = [field.name for field in dataclasses.fields(Fingerprint)]
 
@@ -87,7 +89,7 @@ def test_a_field_that_this_version_does_not_know_is_another_world() -> None:
 
 
 def test_a_value_without_an_encoding_is_an_error() -> None:
-    with pytest.raises(TypeError, match="float"):
+    with pytest.raises(ShapeMismatch, match="float"):
         _ = Fingerprint(window=1.5).digest  # type: ignore[arg-type]
 
 
@@ -103,6 +105,26 @@ def test_a_live_model_tells_its_weights_quantization_and_dtype() -> None:
     assert differing(world, of_model(model, salt="s", weights="mine")) == {"weights"}
     model.update({"model": {"norm": {"weight": model.model.norm.weight + 1}}})
     assert weights_digest(model) != world.weights
+
+
+@pytest.mark.parametrize("place", [0, 4095, 4096, 8191, 8192, 9999])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+def test_one_value_of_any_array_counts(place: int, dtype: str) -> None:
+    model = nn.Module()
+    model.weight = mx.zeros((10_000,), getattr(mx, dtype))
+    before = weights_digest(model)
+    model.weight = model.weight.at[place].add(1)
+    assert weights_digest(model) != before
+
+
+def test_what_is_no_parameter_counts_too() -> None:
+    module = module_of("llama")
+    config = {**SIZES, "model_type": "llama"}
+    one, other = (
+        of_model(build_tiny(module, resolve_arguments(module, {**config, "rope_theta": theta}), seed=0))
+        for theta in (10_000.0, 20_000.0)
+    )
+    assert differing(one, other) == {"model"}
 
 
 def test_a_checkpoint_tells_a_fine_tuned_one_of_equal_header_and_size(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mlx_audit.prefix import prefill as module
 from mlx_audit.prefix.grid import common_stop, run_start, stops_of, until
 from mlx_audit.prefix.snapshot_compare import differences
 from prefix.caching import assert_equal, bytes_held, cache_of, cold_run
-from prefix_models import CHUNK, SUFFIXES, WINDOW, subject, text
+from prefix_models import CHUNK, SUFFIXES, WINDOW, often, subject, text
 
 T = text(100)
 U = text(60, 5)
@@ -47,6 +47,7 @@ def test_a_cold_run_is_one_of_plain_mlx_lm_on_the_same_chunks(family: str) -> No
     assert differences(found.caches, wanted.caches, 45) == []
 
 
+@pytest.mark.parametrize("family", often("llama", "gemma3_text", "qwen3_next"))
 def test_every_suffix_length_after_a_named_stop(family: str) -> None:
     prompt = 37
     cache = cache_of(family)
@@ -117,14 +118,14 @@ def test_a_window_that_is_not_full_can_be_cut(family: str, length: int) -> None:
 def test_checkpoints_keep_to_a_budget_that_is_known_before(
     family: str, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    budget = 1 + share * cache_of(family)._prefill._costs().at(89, last=8)
+    budget = 1 + share * cache_of(family)._prefill.costs().at(89, last=8)
     cache = cache_of(family, checkpoint_bytes=budget)
     promised: list[int] = []
     real = module.Prefill._kept
 
     def watched(self: Any, *arguments: Any) -> Any:
         kept = real(self, *arguments)
-        promised.append(sum(self._costs().at(end, last=8) for end in kept))
+        promised.append(sum(self.costs().at(end, last=8) for end in kept))
         return kept
 
     monkeypatch.setattr(module.Prefill, "_kept", watched)
@@ -140,7 +141,7 @@ def test_checkpoints_keep_to_a_budget_that_is_known_before(
 
 def test_a_snapshot_costs_what_was_said(family: str) -> None:
     cache = cache_of(family, checkpoints=100)
-    costs = cache._prefill._costs()
+    costs = cache._prefill.costs()
     cache.prefill(T[:90])
     for key, entry in cache.index.items():
         exact = costs.at(len(key), last=(len(key) - 1) % 8 + 1)
@@ -181,7 +182,7 @@ def test_a_forward_that_keeps_state_on_the_model_leaves_no_snapshot(monkeypatch:
         return real(self, *arguments, **named)
 
     cache = cache_of("llama")
-    cache._prefill._costs()
+    cache._prefill.costs()
     monkeypatch.setattr(type(model), "__call__", counting)
     try:
         cache.prefill(T[:20])

@@ -58,7 +58,7 @@ def test_the_families_have_every_kind_that_a_model_makes() -> None:
     found = {
         part.kind
         for family in MODELS
-        for layer in cache_of(family)._prefill._costs().layers
+        for layer in cache_of(family)._prefill.costs().layers
         for _, part in layer.walk("layer")
     }
     assert found >= set(RULES) - {"quantized", "concatenated", "composite"}

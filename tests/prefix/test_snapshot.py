@@ -24,7 +24,7 @@ from mlx_audit.prefix.reasons import PrefixRefused, Reason
 from mlx_audit.prefix.snapshot import Snapshot, cost
 from mlx_audit.prefix.snapshot_compare import differences
 from mlx_audit.prefix.store import load, save
-from prefix_models import SUFFIXES, WORLD, Run, prefilled, subject, text
+from prefix_models import SUFFIXES, WORLD, Run, often, prefilled, subject, text
 
 PREFILLED, DECODED = 40, 20
 
@@ -61,6 +61,7 @@ def test_goes_on_as_a_cold_run_through_memory_and_through_a_file(
             assert differences(run.caches, wanted.caches, run.position) == [], f"state at suffix {suffix}"
 
 
+@pytest.mark.parametrize("family", often("gemma3_text", "qwen3_next", "llama4"))
 def test_a_restored_run_decodes_the_same_tokens_for_long(family: str) -> None:
     cold, tokens = prefilled(family, 14), text(40)
     run = Run(cold.model, take(cold).restore(), 14)

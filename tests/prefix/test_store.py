@@ -35,6 +35,7 @@ def test_entries_come_back_in_order_with_keys_layers_and_bytes_known_unread(stor
         require_fitting(entry.layers, Run(subject(family)).caches)
 
 
+@pytest.mark.nightly
 def test_another_process_reads_the_same_bytes_of_every_family(tmp_path: Path) -> None:
     wanted = []
     for family in MODELS:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlx_audit.checks.subject import Source, Subject
 from mlx_audit.errors import MlxAuditError, NotCompileCapable, describe
+from mlx_audit.evidence.codes import claim_of
 from mlx_audit.evidence.digests import mlx_lm_models
 from mlx_audit.evidence.results import CheckResult, Status, Tier
 from mlx_audit.tracing import ExportRefused, source_line
@@ -62,7 +63,8 @@ class Check(ABC):
     """What it speaks for; it decides no other claim."""
 
     requires: ClassVar[tuple[str, ...]] = ()
-    """Codes that must have passed (or not apply); otherwise this check is not run, so that one fault shows once."""
+    """Codes that must have passed (or not apply); otherwise this check is not run, so that one fault shows once.
+    Where one that failed speaks for another claim, this check does not apply: no claim decides another."""
 
     repeated: ClassVar[bool] = True
     """Whether it is run again for each RoPE kind, or decided once, on the variant's main configuration."""
@@ -163,7 +165,9 @@ def execute(
 
     for code in check.requires:
         if code in done and done[code].status in ("fail", "not-run"):
-            return result("not-run", f"needs {code}, which {_PHRASES[done[code].status]}")
+            # What another claim lacks decides nothing here: the part that needs it has nothing to speak of.
+            status: Status = "not-run" if claim_of(code) == check.claim else "not-applicable"
+            return result(status, f"needs {code}, which {_PHRASES[done[code].status]}")
     try:
         once = None if check.repeated or subject.main else "decided on the variant's main configuration"
         why_not = once or check.not_applicable(subject)

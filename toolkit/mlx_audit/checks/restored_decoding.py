@@ -47,7 +47,7 @@ class CompiledAfterRestore(RestoreCheck):
     code = "RST007"
     tier = "numeric"
     claim = "prefix_restore"
-    requires = ("RST001",)
+    requires = ("RST001", "PAR001", "STA001", "STA002", "LIF002")
     repeated = False
 
     def not_applicable(self, subject: Subject) -> str | None:

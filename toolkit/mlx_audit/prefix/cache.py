@@ -31,7 +31,7 @@ from mlx_audit.prefix.grid import Stops, stops_of
 from mlx_audit.prefix.held import Held
 from mlx_audit.prefix.index import PrefixIndex
 from mlx_audit.prefix.index_results import Inserted
-from mlx_audit.prefix.layers import kind_for
+from mlx_audit.prefix.layers import Layer, kind_for
 from mlx_audit.prefix.live_model import LiveModel
 from mlx_audit.prefix.log import CacheStats, Counts, Request
 from mlx_audit.prefix.lookup import Index, Query, candidates, chosen, restoring, stands_in
@@ -41,7 +41,7 @@ from mlx_audit.prefix.prefill import Prefill, Prefilled
 from mlx_audit.prefix.radix_key import TokenKey, Tokens
 from mlx_audit.prefix.reasons import PrefixRefused, Reason
 from mlx_audit.prefix.snapshot import Snapshot
-from mlx_audit.prefix.snapshot_fit import require_fitting
+from mlx_audit.prefix.snapshot_fit import require_fitting, require_form
 from mlx_audit.prefix.store_format import require_stops
 
 CHUNK = 256
@@ -248,7 +248,7 @@ class PrefixCache:
                 raise PrefixRefused(Reason.MULTIMODAL, "the namespace names no media", where="insert")
             with self.lock:
                 snapshot = Snapshot.take(caches, len(key))
-            require_fitting(snapshot.layers, self._fresh, self._prefill.costs().layers)
+            self._require_own(snapshot.layers)
         except PrefixRefused as error:
             self._counts.not_inserted(error.reason.value, str(error))
             raise
@@ -301,6 +301,7 @@ class PrefixCache:
         Raises:
             PrefixRefused: busy, too-large, damaged: an entry that was loaded, and not read yet, has lost its file.
         """
+        self._live.fingerprint(read=True)
         world = self.fingerprint(namespace)
         space = bytes.fromhex(world.digest)
         held = [(key, entry) for key, entry in self._index.items() if entry.namespace == space]
@@ -320,10 +321,11 @@ class PrefixCache:
             PrefixRefused: format-version, other-fingerprint, unknown-field, unknown-class, damaged, position-mismatch.
                 Nothing was added.
         """
+        self._live.fingerprint(read=True)
         world = self.fingerprint(namespace)
         entries = store.load(Path(folder), world, verify=verify)
         for entry in entries:
-            require_fitting(entry.layers, self._fresh, self._prefill.costs().layers)
+            self._require_own(entry.layers)
         space = bytes.fromhex(world.digest)
         added = [
             self.keep(
@@ -334,7 +336,11 @@ class PrefixCache:
         return sum(entry is not None and entry.left is None for entry in added)
 
     def clear(self, namespace: Namespace | None = None) -> int:
-        """Take out all entries, or those of one namespace, and return how many."""
+        """Take out all entries, or those of one namespace, and return how many; the weights are read once more.
+
+        Call it after a change of weights in place (`weight += 1`), which nothing else notices.
+        """
+        self._live.fingerprint(read=True)
         if namespace is None:
             return self._index.clear()
         return self._index.clear(bytes.fromhex(self.fingerprint(namespace).digest))
@@ -356,6 +362,11 @@ class PrefixCache:
             stops,
             self._placeholders,
         )
+
+    def _require_own(self, layers: Sequence[Layer]) -> None:
+        """Refuse a stack that this model cannot have made."""
+        require_fitting(layers, self._fresh)
+        require_form(layers, self._prefill.costs().layers)
 
     def _lacks_media(self, query: Query, namespace: Namespace | None) -> bool:
         """Return whether placeholders stand for media that nobody has named: they are the same for all of them."""

@@ -20,7 +20,8 @@ class LiveModel:
 
     Weights may be loaded, adapters added, layers quantized or cast while a cache of the model is in use. What was
     stored before is then another model's. Objects are compared by identity; arrays are held weakly, so that replaced
-    weights are freed. An array that is changed in place (`weight += 1`) stays the same object, and is not noticed.
+    weights are freed. An array that is changed in place (`weight += 1`) stays the same object: that is noticed only
+    when the weights are read.
 
     Args:
         model: The model.
@@ -43,11 +44,11 @@ class LiveModel:
         self._values: list[tuple[Any, ...]] = []
         self._fingerprint: Fingerprint | None = None
 
-    def fingerprint(self) -> Fingerprint:
-        """Return the fingerprint of the model as it is now."""
+    def fingerprint(self, *, read: bool = False) -> Fingerprint:
+        """Return the fingerprint of the model as it is now; with `read`, its weights are read in any case."""
         with self._lock:
             arrays, known = self._parameters.arrays(), self._fingerprint
-            if known is not None and self._is_seen(arrays):
+            if known is not None and not read and self._is_seen(arrays):
                 return known
             now = replace(of_model(self._model), **self._stated)
             self._arrays = list(map(weakref.ref, arrays))

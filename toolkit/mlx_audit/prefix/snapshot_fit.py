@@ -11,13 +11,12 @@ from mlx_audit.prefix.reasons import PrefixRefused, Reason
 _TIME = -2
 
 
-def require_fitting(layers: Sequence[Layer], fresh: Sequence[Any], sample: Sequence[Layer]) -> None:
-    """Refuse a stored stack of other kinds, windows, chunks, bits, heads, widths or dtypes than the model's own.
+def require_fitting(layers: Sequence[Layer], fresh: Sequence[Any]) -> None:
+    """Refuse a stored stack of other kinds, windows, chunks or bits than the model's own.
 
     Args:
         layers: Of a snapshot or of a stored entry.
         fresh: From the model's `make_cache()`, in the form in which requests use them (quantized, where they are).
-        sample: Of a stack that the model has fed, parts in place of what they are part of (`Costs.layers`).
 
     Raises:
         PrefixRefused: other-fingerprint; unknown-class where the model makes caches without a rule.
@@ -26,6 +25,18 @@ def require_fitting(layers: Sequence[Layer], fresh: Sequence[Any], sample: Seque
         raise _other("layers", "stack", len(layers), len(fresh))
     for index, (layer, cache) in enumerate(zip(layers, fresh, strict=True)):
         _compare(layer, cache, f"layer {index}")
+
+
+def require_form(layers: Sequence[Layer], sample: Sequence[Layer]) -> None:
+    """Refuse a stored stack of other heads, widths or dtypes than the model's own.
+
+    Args:
+        layers: Of a snapshot or of a stored entry; they have passed `require_fitting`.
+        sample: Of a stack that the model has fed, parts in place of what they are part of (`Costs.layers`).
+
+    Raises:
+        PrefixRefused: other-fingerprint.
+    """
     inner = [
         (where, part)
         for index, layer in enumerate(layers)
@@ -35,15 +46,16 @@ def require_fitting(layers: Sequence[Layer], fresh: Sequence[Any], sample: Seque
     if len(inner) != len(sample):
         raise _other("number of layers that hold arrays", "stack", len(inner), len(sample))
     for (where, part), own in zip(inner, sample, strict=True):
-        found, allowed = _per_row(part), _per_row(own)
-        if found != allowed:
+        found, allowed = _fixed(part), _fixed(own)
+        # Before a recurrence has as many tokens as it looks back, its arrays may be shorter.
+        if found != allowed and not (part.kind == "arrays" and part.position < own.position):
             raise _other("form of arrays", where, found, allowed)
 
 
-def _per_row(layer: Layer) -> list[object]:
-    """Return the forms of a layer's arrays but for what tokens change: rows of keys, and anything of a recurrence."""
+def _fixed(layer: Layer) -> list[object]:
+    """Return of a layer's arrays what tokens do not change: all but the rows of keys; the shapes of a recurrence."""
     if layer.kind == "arrays":
-        return []
+        return [form and form.shape for form in layer.forms]
     return [form and (*form.shape[:_TIME], *form.shape[_TIME + 1 :], form.dtype) for form in layer.forms]
 
 
