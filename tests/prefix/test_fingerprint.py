@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,20 @@ def test_what_is_no_parameter_counts_too() -> None:
         for theta in (10_000.0, 20_000.0)
     )
     assert differing(one, other) == {"model"}
+
+
+def test_a_private_array_that_another_thread_left_lazy_does_not_hinder() -> None:
+    def build() -> None:
+        model._private = mx.zeros((2,)) + 1
+        mx.clear_streams()
+
+    model = nn.Module()
+    model.weight = mx.zeros((2,))
+    before = weights_digest(model)
+    thread = threading.Thread(target=build)
+    thread.start()
+    thread.join()
+    assert weights_digest(model) == weights_digest(model) != before
 
 
 def test_a_checkpoint_tells_a_fine_tuned_one_of_equal_header_and_size(tmp_path: Path) -> None:
