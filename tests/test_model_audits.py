@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -84,18 +84,25 @@ def _refuted_at(manifest: Manifest) -> str:
     return f"{manifest.module.replace('.', '/')}.py:{line_of(module, REFUTED[manifest.family])}"
 
 
+MEASURE = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stderr=subprocess.DEVNULL)
+_, status, used = os.wait4(process.pid, 0)
+print(used.ru_maxrss, file=sys.stderr)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""Runs a command and says how much memory it took; a process that is started by a larger one is charged with that."""
+
+
 @functools.cache
 def traced(family: str, name: str) -> tuple[int, Result, int]:
     """Trace one published configuration in a process of its own: exit code, result, and the most kilobytes held."""
     config = resources.model_audits() / "configurations" / f"{name}.json"
     command = [*COMMAND, "run", family, "--tier", "static,trace", "--config", str(config), "--json", "-"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    with process.stdout as output:
-        (result,) = Results.model_validate_json(output.read()).results
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, result, used.ru_maxrss
+    measured = [sys.executable, "-c", MEASURE, *command]
+    done = subprocess.run(measured, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    (result,) = Results.model_validate_json(done.stdout).results
+    return done.returncode, result, int(done.stderr.splitlines()[-1])
 
 
 @pytest.mark.xdist_group("large")

@@ -23,7 +23,7 @@ from mlx_audit.errors import MlxAuditError
 from mlx_audit.evidence import digests
 from mlx_audit.evidence.records import RecordedVariant, load_record, record_path, self_digest
 from mlx_audit.evidence.results import Result
-from mlx_audit.manifests import Manifest, load_manifest, load_manifests
+from mlx_audit.manifests import Manifest, find_manifest, load_manifest, load_manifests
 from mlx_audit.models.target import resolve_target
 
 pytestmark = pytest.mark.xdist_group("shared_run")
@@ -99,10 +99,15 @@ def test_a_claim_that_was_changed(claims: dict[str, Any], state: str, reason: st
 
 
 def test_a_claim_that_no_record_speaks_of_is_not_proved() -> None:
-    manifest = of_qwen2(prefix_restore="capable")
-    found = states(gate([manifest], ["cpu"]))
-    assert found["qwen2", "full", "prefix_restore"] == "weaker"
-    assert found["qwen2", "full", "compiled_decode"] == "holds"
+    manifest = find_manifest("lfm2")
+    assert manifest is not None
+    assert {v.claims.prefix_restore for v in manifest.variants.values()} == {None}
+    claimed = manifest.model_copy(deep=True)
+    for variant in claimed.variants.values():
+        variant.claims.prefix_restore = "capable"
+    found = {claim: state for (_, _, claim), state in states(gate([claimed], ["cpu"])).items()}
+    assert found["prefix_restore"] == "weaker"
+    assert found["compiled_decode"] == "holds"
 
 
 def test_a_missing_a_damaged_and_a_misplaced_record(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import mlx.core as mx
-
 from mlx_audit.evidence.digests import manifest_digest
 from mlx_audit.manifests import Manifest
 
@@ -41,6 +39,7 @@ def unaudited_layers(model: Any, manifest: Manifest, variant: str, arguments: An
 
 
 def _audited_rules(module: ModuleType, manifest: Manifest, variant: str) -> frozenset[int]:
+    import mlx.core as mx  # not above: collecting tests, and `list`, import this module and need no MLX
 
     from mlx_audit.models.build import declared_arguments
 
@@ -50,9 +49,8 @@ def _audited_rules(module: ModuleType, manifest: Manifest, variant: str) -> froz
         try:
             tiny = declared_arguments(module, manifest.variants[variant].tiny, manifest.arguments)
         finally:
-            mx.random.seed(
-                before
-            )  # random weights are made and thrown away: what the user draws stays the same
+            # Random weights are made and thrown away; what the user draws next stays the same.
+            mx.random.seed(before)
         if len(_audited) >= _MOST:
             _audited.clear()
         found = _audited[key] = frozenset(_rules(manifest, tiny))
@@ -67,6 +65,7 @@ def _rules(manifest: Manifest, arguments: Any) -> dict[int, str]:
 
 def _seed() -> int:
     """Return the seed that puts MLX's random state where it is."""
+    import mlx.core as mx
 
     state: Any = mx.random.state  # its stub knows no items
     high, low = state[0].tolist()
