@@ -100,7 +100,7 @@ def traced(family: str, name: str) -> tuple[int, Result, int]:
     config = resources.model_audits() / "configurations" / f"{name}.json"
     command = [*COMMAND, "run", family, "--tier", "static,trace", "--config", str(config), "--json", "-"]
     measured = [sys.executable, "-c", MEASURE, *command]
-    done = subprocess.run(measured, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(measured, capture_output=True, text=True, check=False)
     (result,) = Results.model_validate_json(done.stdout).results
     return done.returncode, result, int(done.stderr.splitlines()[-1])
 

@@ -78,10 +78,17 @@ def test_a_comment_changes_nothing(models: Path) -> None:
 
 def of_qwen2(**claims: Any) -> Manifest:
     """Return the manifest of qwen2 with other claims."""
-    manifest = next(m for m in load_manifests() if m.family == "qwen2")
-    full = manifest.variants["full"]
-    changed = full.model_copy(update={"claims": full.claims.model_copy(update=claims)})
-    return manifest.model_copy(update={"variants": {"full": changed}})
+    return claiming("qwen2", claims)
+
+
+def claiming(family: str, claims: dict[str, Any]) -> Manifest:
+    manifest = find_manifest(family)
+    assert manifest is not None
+    changed = {
+        name: variant.model_copy(update={"claims": variant.claims.model_copy(update=claims)})
+        for name, variant in manifest.variants.items()
+    }
+    return manifest.model_copy(update={"variants": changed})
 
 
 @pytest.mark.parametrize(
@@ -99,12 +106,7 @@ def test_a_claim_that_was_changed(claims: dict[str, Any], state: str, reason: st
 
 
 def test_a_claim_that_no_record_speaks_of_is_not_proved() -> None:
-    manifest = find_manifest("lfm2")
-    assert manifest is not None
-    assert {v.claims.prefix_restore for v in manifest.variants.values()} == {None}
-    claimed = manifest.model_copy(deep=True)
-    for variant in claimed.variants.values():
-        variant.claims.prefix_restore = "capable"
+    claimed = claiming("lfm2", {"prefix_restore": "capable"})
     found = {claim: state for (_, _, claim), state in states(gate([claimed], ["cpu"])).items()}
     assert found["prefix_restore"] == "weaker"
     assert found["compiled_decode"] == "holds"

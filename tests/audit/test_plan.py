@@ -191,7 +191,8 @@ def restored(plan: Plan) -> dict[str, list[str]]:
 
 def test_restores_are_checked_where_the_manifest_claims_them() -> None:
     plan = plan_of("qwen2")
-    codes = [f"RST00{number}" for number in range(1, 9)]
+    # RST007 needs checks of compiled decoding, and comes after them.
+    codes = [f"RST00{number}" for number in (1, 2, 3, 4, 5, 6, 8, 7)]
     assert restored(plan) == {
         **dict.fromkeys(("tiny", "tiny+linear", "tiny+yarn"), codes),
         **{name: [] for name in ("Qwen--Qwen2.5-0.5B-Instruct", "Qwen--Qwen2-7B", "Qwen--Qwen2.5-3B")},
