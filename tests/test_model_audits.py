@@ -32,7 +32,7 @@ REFUTED = {"llama4": "linds = mx.arange(start, end)"}
 """Families claimed not to be capable, and the line of each that takes the position for a Python number."""
 
 PUBLISHING = [manifest for manifest in load_manifests() if manifest.configurations]
-ORDINARY = ("qwen2", "gpt_oss", "nemotron_h", "llama4")
+ORDINARY = ("qwen2", "gpt_oss", "falcon_h1", "llama4")
 """Families whose published configurations every run of the tests traces: one of each kind of cache. The records hold
 what came of all others."""
 AT_FULL_SIZE = [

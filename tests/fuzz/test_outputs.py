@@ -87,6 +87,7 @@ def refused(lines: dict[str, list[str]], *, full: bool = False) -> dict[str, str
 
 
 @linux
+@pytest.mark.nightly
 def test_a_full_device_is_said(read: Path) -> None:
     said = refused(writers(read, lambda _: "/dev/full"))
     for name, text in said.items():
