@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,15 @@ def test_the_listener_hears_every_check(tmp_path: Path) -> None:
     assert heard == [check.code for check in outcome.results[0].checks]
 
 
+@pytest.fixture
+def heeding_interrupts() -> Iterator[None]:
+    """What a shell starts in the background ignores Ctrl-C, and so do all its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeding_interrupts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_child_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> None:
     model = write_model(tmp_path, "hangs", (FORWARD, hang(tmp_path / "pid")))
