@@ -65,3 +65,12 @@ def test_a_loop_of_links_is_a_path_all_the_same(tmp_path: Path) -> None:
     loop.symlink_to(loop)
     assert real(loop) == loop
     assert real(tmp_path / "a" / ".." / "b") == tmp_path.resolve() / "b"
+
+
+def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_text(tmp_path: Path) -> None:
+    file = tmp_path / "file.json"
+    file.write_text('{"a": "\\uD800"}', encoding="utf-8")
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        read_json(file, 100, 100)
+    file.write_text('{"a": "\\ud83d\\ude00"}', encoding="utf-8")
+    assert read_json(file, 100, 100) == {"a": "😀"}

@@ -39,7 +39,8 @@ def read_json(path: Path, most_bytes: int, most_values: int) -> Any:
 
     Raises:
         OSError: see `read_bounded`.
-        ValueError: too large, no UTF-8, no JSON, or an object with a key twice or with more than `MOST_KEYS`.
+        ValueError: too large, no UTF-8, no JSON, half a surrogate pair, or an object with a key twice or with more
+            than `MOST_KEYS`.
         RecursionError: nested too deeply.
     """
     data = read_bounded(path, most_bytes)
@@ -48,7 +49,12 @@ def read_json(path: Path, most_bytes: int, most_values: int) -> Any:
     # Each value but the first follows one of these; those inside strings are counted too, and allowed for.
     if sum(map(data.count, (b",", b"[", b"{"))) > most_values:
         raise ValueError(f"more than {most_values:,} values")
-    return json.loads(data.decode("utf-8"), object_pairs_hook=_object)
+    value = json.loads(data.decode("utf-8"), object_pairs_hook=_object)
+    if b"\\ud" in data.lower():
+        json.dumps(
+            value, ensure_ascii=False
+        ).encode()  # half a surrogate pair could never be written or shown
+    return value
 
 
 def real(path: Path) -> Path:
