@@ -171,7 +171,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "key added": (_edit(lambda data: data.update(more=1)), "changed after"),
     "digest gone": (_edit(lambda data: data.pop("digest")), "changed after"),
     "digest of another type": (_edit(lambda data: data.update(digest=["x"])), "changed after"),
-    "half a character": (_edit(lambda data: data.update(family="\ud800")), "changed after"),
+    "half a character": (_edit(lambda data: data.update(family="\ud800")), "cannot be read"),
     "unknown key, sealed": (_resealed(lambda data: data.update(more=1)), "form of its schema"),
     "unknown status, sealed": (
         _resealed(lambda data: _first_check(data).update(status="ok")),
