@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import mlx.core as mx
@@ -25,3 +26,15 @@ def write_gguf(path: Path, family: str = "qwen2", kinds: dict[str, int] | None =
     model = tiny_model(family, vocab_size=gguf_files.VOCABULARY)
     path.write_bytes(gguf_files.draft_of(model, kinds).build())
     return path
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit of a file, and put size and time of modification back."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)

@@ -333,7 +333,8 @@ def test_what_was_installed_as_a_copy(fork: Path, tmp_path: Path, monkeypatch: p
 
 def test_our_own_code_touches_everybody(fork: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_audit.audit.gate_changes.package", lambda: fork / "tool")
-    for part, everybody in (("caches", True), ("checks", True), ("reports", False)):
+    parts = ("caches", "checks", "prefix", "models", "audit", "evidence")
+    for part, everybody in (*((part, True) for part in parts), ("reports", False), ("cli", False)):
         (fork / "tool" / part).mkdir(parents=True)
         (fork / "tool" / part / "new.py").write_text("")
         assert (len(touches(fork)) == 4) is everybody, part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import shutil
@@ -28,7 +27,7 @@ from mlx_audit.errors import MlxAuditError
 from mlx_audit.evidence.stamps import check_stamp, load_stamp
 from mlx_audit.models.checkpoint import chat_ids
 from proved import write_proof
-from real_checkpoints import write_gguf
+from real_checkpoints import flip, write_gguf
 
 pytestmark = pytest.mark.xdist_group("converted")
 TOKENS = "24"
@@ -63,17 +62,6 @@ def require_same_tokens(folder: Path, records: Path, prompt: str, tokens: str = 
     assert ours["tokens"] == theirs[:stop]
     assert len(set(ours["tokens"])) > 2
     assert mlx_lm_text(folder, prompt, tokens) == ours["text"]
-
-
-def flip(path: Path, at: int) -> None:
-    """Change one bit of a file; its size and time of modification stay as they were."""
-    before = path.stat()
-    with path.open("r+b") as file:
-        file.seek(at)
-        (byte,) = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @pytest.fixture(scope="module")

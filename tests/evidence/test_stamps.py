@@ -34,7 +34,7 @@ from mlx_audit.evidence.stamps import (
     write_stamp,
 )
 from mlx_audit.models.origins import folder_of
-from real_checkpoints import write_folder
+from real_checkpoints import flip, write_folder
 
 MODULE = "mlx_lm.models.qwen2"
 
@@ -79,18 +79,6 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object], *, digest: bo
     if digest:
         data["digest"] = stamps._self_digest(data)
     path.write_text(json.dumps(data), encoding="utf-8")
-
-
-def flip(path: Path, at: int) -> None:
-    """Change one bit of a file, and put size and time of modification back."""
-    before = path.stat()
-    with path.open("r+b") as file:
-        file.seek(at)
-        (byte,) = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
 def test_a_fresh_stamp_matches_and_no_stamp_says_nothing(folder: Path, tmp_path: Path) -> None:

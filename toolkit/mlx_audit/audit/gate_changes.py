@@ -15,8 +15,8 @@ from mlx_audit.evidence.registered import adapter_files, registered_adapter
 from mlx_audit.evidence.standing import Evidence
 from mlx_audit.manifests import Manifest
 
-_TOOLS = (*OWN, "checks", "tracing", "source")
-"""Folders of the package on which every family's proof rests: what is digested, and what finds the faults."""
+_TOOLS = (*OWN, "prefix", "checks", "tracing", "source", "models", "manifests", "audit", "evidence")
+"""Folders of the package on which a family's proof rests: what is digested, what finds the faults, and what judges."""
 
 _LAYOUTS = ("", "src", "toolkit")
 """Where a repository keeps the package that it is installed as."""

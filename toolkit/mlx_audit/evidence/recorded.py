@@ -27,16 +27,19 @@ def record_results(record: Record, manifest: Manifest, reasons: Sequence[str] = 
         for name, variant in record.variants.items()
         for result in variant.results
     ]
-    environment = Environment(
-        mlx_audit="",
-        mlx=record.mlx,
-        mlx_lm="",
-        python="",
-        platform="",
-        backend=record.backend,
-        compiler=None,
+    return Results(environment=recorded_environment(record.backend, record.mlx), results=results)
+
+
+def recorded_environment(backend: str, mlx: str) -> Environment:
+    """Return an environment as far as records know it: all else is empty.
+
+    Args:
+        backend: Of the record.
+        mlx: Its minor version.
+    """
+    return Environment(
+        mlx_audit="", mlx=mlx, mlx_lm="", python="", platform="", backend=backend, compiler=None
     )
-    return Results(environment=environment, results=results)
 
 
 def _result(

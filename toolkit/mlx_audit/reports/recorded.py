@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from mlx_audit.evidence.recorded import record_results
+from mlx_audit.evidence.recorded import record_results, recorded_environment
 from mlx_audit.evidence.records import find_record, minor, record_path, search_path, staleness
-from mlx_audit.evidence.results import ClaimResult, Environment, Result, Results
+from mlx_audit.evidence.results import ClaimResult, Result, Results
 from mlx_audit.manifests import Manifest, load_manifests
 
 NO_RECORD = "no record"
@@ -39,7 +39,7 @@ def _document(manifest: Manifest, backend: str, folders: Sequence[Path]) -> Resu
     record = find_record(manifest.family, backend, folders)
     if record is None:
         return Results(
-            environment=_environment(backend, minor(version("mlx"))),
+            environment=recorded_environment(backend, minor(version("mlx"))),
             results=[_missing(manifest, name, backend) for name in manifest.variants],
         )
     reasons = staleness(record, manifest, mlx_version=version("mlx"))
@@ -65,13 +65,6 @@ def _missing(manifest: Manifest, variant: str, backend: str) -> Result:
         verdict="undecided",
         reason=reason,
         claims=claims,
-    )
-
-
-def _environment(backend: str, mlx: str) -> Environment:
-    """Return an environment as records have it: all else is not known."""
-    return Environment(
-        mlx_audit="", mlx=mlx, mlx_lm="", python="", platform="", backend=backend, compiler=None
     )
 
 
