@@ -30,7 +30,7 @@ PAYLOADS = {
     "lines": f"a\n\n{MARKS}\n\n```\n# heading\n",
     "links": "[x](javascript:alert(1)) ![x](http://example.org/x.png) <http://example.org> @org/team #1",
     "table": "a | b |\n|---|",
-    "terminal": "\x1b[31m\x00\x08\x9b\u202e\u2028\ud800\ufffe",
+    "terminal": "\x1b[31m\x00\x08\x9b\u202e\u2028\ufffe",
     "template": "{{ 7 * 7 }} {% raw %} ${{ github.token }} %0A::error::x",
     "percent": "%s%n&lt;script&gt;&amp;#x3c;&#60;",
     "composed": "e\u0301 \u00e9 👩‍👩‍👧 \u05d0\u05d1",
